@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -43,6 +44,7 @@ class Costed:
         limits: sizes of the clusters of methods that take the whole step as one block; the defaults where None.
         max_exact_nodes: blocks with more nodes are cut into clusters.
         errors: what kinds of codes do to the gradient, where some may be used.
+        max_gradient_error: the limit of what they may do together.
     """
 
     target: DeviceDescription
@@ -52,6 +54,7 @@ class Costed:
     limits: Limits | None = None
     max_exact_nodes: int = MAX_EXACT_NODES
     errors: Sequence[GradientError] = ()
+    max_gradient_error: float = math.inf
     _whole: dict[Limits | None, list[Variant]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _options: dict[tuple[bool, str, tuple[int, int] | None, Path, Effort], list[Option]] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -152,7 +155,9 @@ def cost_recorded(recorded: Recorded, step: StepToPlan, how: Costing) -> Costed:
     if how.freeze is not None:
         known = how.freeze.with_copies(known, traces.values())
     how.progress("partition")
-    return replace(cost_traces(traces, known, whole, target, how.effort.grid.max_exact_nodes), errors=errors)
+    costed = cost_traces(traces, known, whole, target, how.effort.grid.max_exact_nodes)
+    limit = step.leave.lossy.max_gradient_error if step.leave is not None else math.inf
+    return replace(costed, errors=errors, max_gradient_error=limit)
 
 
 def cost_traces(

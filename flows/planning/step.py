@@ -103,7 +103,7 @@ def solve_costed(
     limits = effort.grid, effort.solver, effort.o_ilp, effort.o_ilp_searches, effort.slots
     freezable = how.freeze.freezable(variants[0].trace) if how.freeze is not None else None
     frozen = (freezable,) if freezable is not None else ()
-    leave = ("lossy",) if how.lossy else ()
+    leave = ("lossy", costed.max_gradient_error, tuple(costed.errors)) if how.lossy else ()
     key = store.key(variants, budget, method, limits, target, lasting, sorted(how.offloaded_at_rest), *frozen, *leave)
     room_bytes = lower_tier.disk_room_bytes if lower_tier else None
     solved = store.find(key, variants, budget_bytes=budget, disk_room_bytes=room_bytes)
@@ -115,7 +115,10 @@ def solve_costed(
     known = known or Known()
 
     def solve(nbytes: int) -> Solved:
-        return solve_variants(variants, options, replace(how.request(nbytes, target), errors=costed.errors), known)
+        request = replace(
+            how.request(nbytes, target), errors=costed.errors, max_gradient_error=costed.max_gradient_error
+        )
+        return solve_variants(variants, options, request, known)
 
     with reserve.counted():
         if freezable is None:

@@ -125,6 +125,8 @@ def main() -> None:
         lossy=settings.lossy.leave is not None,
         errors=read_rows(ARTIFACTS / "trace" / ERRORS, GradientError) if settings.lossy.leave is not None else (),
     )
+    if settings.lossy.leave is not None:
+        request = replace(request, max_gradient_error=settings.lossy.leave.max_gradient_error)
     options = read_rows(ARTIFACTS / "options" / "options.parquet", Option)
     known = Known()
     choice = wanted.freeze.choice() if wanted.freeze is not None else FreezeChoice()

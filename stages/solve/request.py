@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -42,6 +43,7 @@ class PlanRequest:
             micro-batch of the same training offloads between iterations: they had better be offloaded in this one too.
         lossy: whether rewrites that change numbers are allowed.
         errors: what they do to the gradient, as was measured.
+        max_gradient_error: most that all of a plan's may do together, see `Lossy`.
     """
 
     device_budget_bytes: int
@@ -56,6 +58,7 @@ class PlanRequest:
     offloaded_at_rest: frozenset[str] = frozenset()
     lossy: bool = False
     errors: Sequence[GradientError] = ()
+    max_gradient_error: float = math.inf
 
     def __post_init__(self) -> None:
         check_method(self.method)

@@ -104,7 +104,13 @@ def _fastest(variants: Sequence[Variant], options: Sequence[Option], request: Pl
         solved = solve_plan(way.trace, way.nodes, way.blocks, own, request, known.part(way.name), bound_s=bound_s)
         return replace(solved, summary=replace(solved.summary, variant=way.name, exact=is_exact(way.name)))
 
-    for variant in (v for v in variants if request.lossy or is_exact(v.name)):
+    def allowed(way: Way) -> bool:
+        """Say whether a way is within the limit: a class counts whole in a mixture that packs it in some blocks."""
+        if is_exact(way.name):
+            return True
+        return request.lossy and described(variants[0].trace, way.name, request.errors)[1] <= request.max_gradient_error
+
+    for variant in filter(allowed, variants):
         try:
             found.append(plan(variant))
         except Infeasible as failure:
@@ -116,6 +122,8 @@ def _fastest(variants: Sequence[Variant], options: Sequence[Option], request: Pl
         raise min(failures, key=lambda f: f.smallest_feasible_bytes)
     if all((_leaves_to_be_desired(s) or is_asked(s.summary.variant)) and not s.slots for s in found):
         for way in mixtures(variants, options, request, known.part("mixtures")):
+            if not allowed(way):
+                continue
             with suppress(Infeasible):  # rounding to slots can promise what the referee does not find
                 found.append(plan(way))
     smallest = min([s.summary.smallest_feasible_bytes for s in found] + [f.smallest_feasible_bytes for f in failures])
