@@ -191,3 +191,12 @@ def test_a_lossy_rewrite_is_taken_only_if_it_is_asked_for(monkeypatch: pytest.Mo
     assert lossy.step_time_s < exact.step_time_s
     assert "rough" in lossy.variant
     assert not lossy.exact
+    monkeypatch.setattr(
+        "stowage.stages.solve.variants.described",
+        lambda trace, name, errors: ((name,), 0.4) if "rough" in name else ((), 0.0),
+    )
+    within = replace(request, lossy=True, max_gradient_error=0.5)
+    assert "rough" in solve_variants(variants, options, within).summary.variant
+    beyond = solve_variants(variants, options, replace(within, max_gradient_error=0.3)).summary
+    assert "rough" not in beyond.variant, "no mixture goes beyond the limit of the error either"
+    assert beyond.step_time_s == exact.step_time_s
