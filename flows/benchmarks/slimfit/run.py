@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,18 @@ from stowage.flows.benchmarks.slimfit.models import MODELS
 from stowage.flows.benchmarks.slimfit.saved import saved_activations
 from stowage.flows.benchmarks.slimfit.study import RATES, SEEDS, run_study
 from stowage.flows.benchmarks.slimfit.summary import by_policy, differences, summarised
+from stowage.flows.benchmarks.slimfit.tasks import TASKS
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.files import write_atomically
 from stowage.stages.ir.lossy import Lossy
 
 FILE = "slimfit.json"
+"""Name of the file of all sections' rows."""
+
+MEASURED = "slimfit_measured.json"
+"""Name of the file with the names of the sections that the last run has measured."""
+
+Rows = list[dict[str, Any]]
 
 
 PARTS = ("accuracy", "saved", "lossy")
@@ -37,19 +44,28 @@ def run_parts(out: Path, say: Callable[[str], None], parts: str = "", names: str
         seeds: how many seeds of each task.
 
     Raises:
-        ParameterError: there is no such part.
+        ParameterError: there is no such part, task or model.
     """
     wanted = [part for part in parts.split(",") if part] or list(PARTS)
     chosen = [name for name in names.split(",") if name]
-    for part in wanted:
-        if part not in PARTS:
-            raise ParameterError(f"There is no part {part!r} of this benchmark: write some of {', '.join(PARTS)}.")
+    _check("part", wanted, PARTS)
+    known = {"accuracy": tuple(TASKS), "saved": tuple(MODELS), "lossy": tuple(CASES)}
+    _check("task or model", chosen, dict.fromkeys(name for part in wanted for name in known[part]))
+    (out / MEASURED).unlink(missing_ok=True)
     run = {
-        "accuracy": lambda: run_accuracy(out, say, chosen, seeds=seeds),
-        "saved": lambda: run_saved(out, say, chosen),
-        "lossy": lambda: run_lossy(out, say, chosen),
+        "accuracy": lambda asked: run_accuracy(out, say, asked, seeds=seeds),
+        "saved": lambda asked: run_saved(out, say, asked),
+        "lossy": lambda asked: run_lossy(out, say, asked),
     }
-    return "\n".join(run[part]() for part in wanted)
+    asked = {part: [name for name in chosen if name in known[part]] for part in wanted}
+    return "\n".join(run[part](asked[part]) for part in wanted if asked[part] or not chosen)
+
+
+def _check(what: str, given: Sequence[str], known: Iterable[str]) -> None:
+    there = list(known)
+    for name in given:
+        if name not in there:
+            raise ParameterError(f"There is no {what} {name!r} in this benchmark: write some of {', '.join(there)}.")
 
 
 def run_accuracy(
@@ -95,14 +111,12 @@ def run_saved(out: Path, say: Callable[[str], None], names: Sequence[str] = ()) 
         say: receives what people should know.
         names: models, of `MODELS`; by default all.
     """
-    rows = _rows(out, "slimfit_saved")
-    for name in names or tuple(MODELS):
+
+    def measure(name: str) -> tuple[str, Rows]:
         model = MODELS[name]
-        found = [{**asdict(row), "batch": model.batch} for row in saved_activations(model)]
-        rows = [row for row in rows if row["model"] != model.label] + found
-        keep(out, {"slimfit_saved": rows})
-        say(f"{model.label}: done")
-    return f"{len(rows)} rows"
+        return model.label, [{**asdict(row), "batch": model.batch} for row in saved_activations(model)]
+
+    return _by_model(out, say, "slimfit_saved", names or tuple(MODELS), measure)
 
 
 def run_lossy(out: Path, say: Callable[[str], None], names: Sequence[str] = ()) -> str:
@@ -113,12 +127,27 @@ def run_lossy(out: Path, say: Callable[[str], None], names: Sequence[str] = ()) 
         say: receives what people should know.
         names: models, of `CASES`; by default all.
     """
-    rows = _rows(out, "slimfit_lossy")
-    for name in names or tuple(CASES):
-        found = [_lossy_row(row) for row in compare_lossy(name, Lossy(), out / "slimfit" / "stores")]
-        rows = [row for row in rows if row["model"] != name] + found
-        keep(out, {"slimfit_lossy": rows})
-        say(f"{name}: done")
+
+    def measure(name: str) -> tuple[str, Rows]:
+        return name, [_lossy_row(row) for row in compare_lossy(name, Lossy(), out / "slimfit" / "stores")]
+
+    return _by_model(out, say, "slimfit_lossy", names or tuple(CASES), measure)
+
+
+def _by_model(
+    out: Path,
+    say: Callable[[str], None],
+    section: str,
+    names: Sequence[str],
+    measure: Callable[[str], tuple[str, Rows]],
+) -> str:
+    """Measure models one by one, each kept as soon as it is done."""
+    rows = _stored(out).get(section, [])
+    for name in names:
+        label, found = measure(name)
+        rows = [row for row in rows if row["model"] != label] + found
+        keep(out, {section: rows})
+        say(f"{label}: done")
     return f"{len(rows)} rows"
 
 
@@ -136,14 +165,21 @@ def _lossy_row(row: LossyRow) -> dict[str, Any]:
     return known | ({"predicted_error": row.predicted_error, "error": row.error} if row.lossy else {})
 
 
-def _rows(out: Path, section: str) -> list[dict[str, Any]]:
+def _stored(out: Path) -> dict[str, Rows]:
     path = out / FILE
-    found: list[dict[str, Any]] = json.loads(path.read_text()).get(section, []) if path.is_file() else []
+    found: dict[str, Rows] = json.loads(path.read_text()) if path.is_file() else {}
     return found
 
 
-def keep(out: Path, sections: dict[str, list[dict[str, Any]]]) -> None:
-    """Write rows of some sections beside those that are there."""
-    path = out / FILE
-    found = json.loads(path.read_text()) if path.is_file() else {}
-    write_atomically(path, json.dumps({**found, **sections}).encode())
+def keep(out: Path, sections: dict[str, Rows]) -> None:
+    """Write rows of some sections beside those that are there, and say that this run has measured them."""
+    write_atomically(out / FILE, json.dumps({**_stored(out), **sections}).encode())
+    measured = sorted({*measured_sections(out), *sections})
+    write_atomically(out / MEASURED, json.dumps(measured).encode())
+
+
+def measured_sections(out: Path) -> list[str]:
+    """Return the sections that the last run has measured: pages keep the date of the others."""
+    path = out / MEASURED
+    found: list[str] = json.loads(path.read_text()) if path.is_file() else []
+    return found

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from stowage.flows.benchmarks.pages.publish import READERS
 from stowage.flows.benchmarks.pages.write import sections_by_name
 from stowage.flows.benchmarks.slimfit import run
 from stowage.flows.benchmarks.slimfit.lossy_plans import LossyRow
@@ -22,8 +23,25 @@ def rows_of(out: Path, section: str) -> Any:
 
 
 def test_a_part_that_there_is_not_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ParameterError, match="no part 'speed' of this benchmark: write some of accuracy, saved, lossy"):
+    with pytest.raises(ParameterError, match="no part 'speed' in this benchmark: write some of accuracy, saved, lossy"):
         run.run_parts(tmp_path, print, "saved,speed")
+
+
+def test_a_model_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match="no task or model 'vitt' in this benchmark: write some of bert, vit"):
+        run.run_parts(tmp_path, print, "saved", "vitt")
+
+
+def test_only_what_a_run_has_measured_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was measured before keeps its date and its command."""
+    monkeypatch.setattr(run, "compare_lossy", lambda *given: [])
+    monkeypatch.setattr(run, "saved_activations", lambda model: [])
+    run.run_parts(tmp_path, lambda text: None, "lossy", "vit")
+    assert set(READERS["slimfit"](tmp_path)) == {"slimfit_lossy"}
+    run.run_parts(tmp_path, lambda text: None, "saved,lossy", "bert")
+    assert set(READERS["slimfit"](tmp_path)) == {"slimfit_lossy", "slimfit_saved"}
+    run.run_parts(tmp_path, lambda text: None, "saved,lossy", "decoder")
+    assert set(READERS["slimfit"](tmp_path)) == {"slimfit_saved"}, "a part without a model of that name is left out"
 
 
 def test_models_measured_before_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
