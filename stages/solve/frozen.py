@@ -89,6 +89,7 @@ def freezing_plan(
             units=len(freezable.units),
             active_units=freezable.active,
             worst_units=BETWEEN.join(names_in(freezable.units, worst.mask)),
+            worst_bound_bytes=max(peak_bytes, min(worst.bound_bytes, s.device_peak_bytes)),
             all_active_bytes=s.device_peak_bytes,
             all_active_time_s=s.step_time_s,
         ),
@@ -109,6 +110,11 @@ def keeping_plan(plan: Solved) -> Solved:
             smallest_feasible_bytes=min(s.smallest_feasible_bytes, s.device_peak_bytes),
         ),
     )
+
+
+def most_bytes(plan: Solved) -> int:
+    """Return the bytes that a plan which freezes is proven not to exceed, whatever trains."""
+    return plan.summary.worst_bound_bytes
 
 
 def worst_peak(plan: Guarded, active: int, tier: ReplayedTier) -> tuple[WorstMask, int]:
@@ -147,7 +153,7 @@ def solve_freezing(
         return freezing_plan(way.trace, way.nodes, solved, freezable, budget_bytes, lower_tier)
 
     def fits(plan: Solved) -> bool:
-        return plan.summary.device_peak_bytes <= budget_bytes
+        return most_bytes(plan) <= budget_bytes
 
     everything = keeping_plan(judged(MOST_BYTES))
     if fits(everything):
@@ -160,9 +166,7 @@ def solve_freezing(
         low = failure.smallest_feasible_bytes
         leanest = judged(low)
         if not fits(leanest):
-            raise replace(
-                failure, budget_bytes=budget_bytes, smallest_feasible_bytes=leanest.summary.device_peak_bytes
-            ) from None
+            raise replace(failure, budget_bytes=budget_bytes, smallest_feasible_bytes=most_bytes(leanest)) from None
         found.append(leanest)
     for _ in range(HALVINGS):
         if high - low < 2:
@@ -174,7 +178,7 @@ def solve_freezing(
             low = middle
         else:
             high = middle
-    smallest = min(plan.summary.device_peak_bytes for plan in found)
+    smallest = min(map(most_bytes, found))
     best = min(found, key=lambda plan: plan.summary.step_time_s)
     keep = everything.summary
     return replace(

@@ -50,6 +50,8 @@ def test_no_mask_takes_more(system: tuple[int, int, list[MaskedBytes]]) -> None:
     assert found.nbytes == max(level.under(found.mask) for level in levels)
     assert found.nbytes == max(level.under(mask) for mask in every_mask(count, k) for level in levels)
     assert found.bound_bytes == found.nbytes
+    hurried = worst_mask(levels, count, k, SolverSettings(time_limit_s=0.0))
+    assert hurried.bound_bytes >= found.nbytes, "a solver that ran out of time leaves a bound"
 
 
 @given(systems())
