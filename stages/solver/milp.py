@@ -45,6 +45,7 @@ def solve_milp(
     *,
     solver: MilpSolver = "highs",
     warm_start: bool = False,
+    interior_points: bool = False,
 ) -> SolverOutcome:
     """Minimise a `pulp.LpProblem`; the answer is left in its variables.
 
@@ -55,10 +56,11 @@ def solve_milp(
         settings: limits of the solver.
         solver: "highs" or "cbc".
         warm_start: take the variables' initial values (`setInitialValue`) as the first incumbent.
+        interior_points: have HiGHS solve the first relaxation by interior points, not by the simplex method.
     """
     started = time.perf_counter()
     if solver == "highs" and highs_available():
-        status, objective, bound = _solve_highs(problem, settings, warm_start)
+        status, objective, bound = _solve_highs(problem, settings, warm_start, interior_points)
         name = milp_version("highs")
     else:
         status, objective, bound = _solve_cbc(problem, settings, warm_start)
@@ -82,7 +84,9 @@ def highs_available() -> bool:
     return True
 
 
-def _solve_highs(problem: Any, settings: SolverSettings, warm_start: bool) -> tuple[Status, float, float]:
+def _solve_highs(
+    problem: Any, settings: SolverSettings, warm_start: bool, interior_points: bool
+) -> tuple[Status, float, float]:
     request = {
         "options": {
             "time_limit": float(settings.time_limit_s),
@@ -92,6 +96,7 @@ def _solve_highs(problem: Any, settings: SolverSettings, warm_start: bool) -> tu
             # Long sparse linear programs, the only ones here without integers, take several times as long with the
             # simplex method; for mixed ones the solver may choose.
             "solver": "choose" if problem.isMIP() else "ipm",
+            **({"mip_lp_solver": "ipm"} if interior_points and problem.isMIP() else {}),
         },
         "start": {v.name: v.varValue or 0.0 for v in problem.variables()} if warm_start else None,
     }

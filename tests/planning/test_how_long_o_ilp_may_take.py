@@ -11,7 +11,8 @@ import torch
 
 from stowage.flows import Offload, best_batch, curve
 from stowage.flows.planning.step import QUICK, Effort, Planning, StepToPlan, plan_step
-from stowage.stages.formulations.offload.o_ilp.solve import OIlpAnswer, o_ilp
+from stowage.stages.formulations.offload.o_ilp.answers import OIlpAnswer
+from stowage.stages.formulations.offload.o_ilp.solve import o_ilp
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.solve import batch_size
 from stowage.stages.solve.offload.offmate import search

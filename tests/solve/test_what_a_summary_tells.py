@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from stowage.stages.formulations.offload.o_ilp.solve import OIlpAnswer, o_ilp
+from stowage.stages.formulations.offload.o_ilp.answers import OIlpAnswer
+from stowage.stages.formulations.offload.o_ilp.solve import o_ilp
 from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.settings import load_settings
 from stowage.stages.solve import LowerTier, PlanRequest, Solved, solve_plan

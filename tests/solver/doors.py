@@ -15,8 +15,14 @@ class Door:
         self.starts: list[bool] = []
 
     def __call__(
-        self, problem: Any, settings: SolverSettings, *, solver: MilpSolver = "highs", warm_start: bool = False
+        self,
+        problem: Any,
+        settings: SolverSettings,
+        *,
+        solver: MilpSolver = "highs",
+        warm_start: bool = False,
+        interior_points: bool = False,
     ) -> SolverOutcome:
         if problem.isMIP():
             self.starts.append(warm_start and problem.valid(1e-5))
-        return solve_milp(problem, settings, solver=solver, warm_start=warm_start)
+        return solve_milp(problem, settings, solver=solver, warm_start=warm_start, interior_points=interior_points)

@@ -6,14 +6,16 @@ import itertools
 import math
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 
 from stowage.stages.formulations.offload.bounds import lower_bound
+from stowage.stages.formulations.offload.o_ilp.answers import OIlpAnswer
 from stowage.stages.formulations.offload.o_ilp.equations import EQUATIONS, TRANSFER_COST, build
 from stowage.stages.formulations.offload.o_ilp.model import OIlpLimits
-from stowage.stages.formulations.offload.o_ilp.solve import OIlpAnswer, o_ilp, smallest_budget
+from stowage.stages.formulations.offload.o_ilp.solve import o_ilp, smallest_budget
 from stowage.stages.formulations.offload.problem import (
     OffloadBlock,
     OffloadMachine,
@@ -24,7 +26,7 @@ from stowage.stages.formulations.offload.problem import (
 )
 from stowage.stages.ir.machine import Link
 from stowage.stages.solver.equations import constraint_prefix
-from stowage.stages.solver.outcome import SolverSettings
+from stowage.stages.solver.outcome import SolverOutcome, SolverSettings
 from tests.formulations.offload.offload_problems import GIB, compute_s, llama, problems, rtx3060
 from tests.matrix import examples
 from tests.solver.doors import Door
@@ -306,13 +308,48 @@ def test_relax_and_round_is_near_the_optimum() -> None:
 
 def test_every_program_with_integers_starts_from_a_solution(monkeypatch: pytest.MonkeyPatch) -> None:
     keep, offload = OffloadOption(10.0, 20.0, 10, 10, 10), OffloadOption(10.0, 20.0, 0, 10, 10, offload_bytes=30)
-    for device_bytes, expected in ((35, [True]), (5, [False, True])):  # the second of 5 asks what would be enough
+    for device_bytes, expected in ((35, [True, True]), (5, [True])):  # that of 5 asks what would be enough
         door = Door()
         monkeypatch.setattr("stowage.stages.formulations.offload.o_ilp.solve.solve_milp", door)
         blocks = (OffloadBlock((keep, offload)),) * 5
         answer = o_ilp(OffloadProblem(blocks, (), OffloadMachine(device_bytes, Link(1.0, 1.0))), EXACT)
         assert answer.status == ("optimal" if device_bytes == 35 else "infeasible")
         assert door.starts == expected
+
+
+class NoTime(Door):
+    """Programs with integers find nothing in time, or less than what is known."""
+
+    def __call__(self, problem: Any, settings: SolverSettings, **more: Any) -> SolverOutcome:
+        if problem.isMIP():
+            return SolverOutcome("unknown", math.inf, -math.inf, "none", settings.time_limit_s)
+        return super().__call__(problem, settings, **more)
+
+
+def test_where_integers_take_too_long_the_rounded_relaxation_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the relaxation's bound, with a batch that is chosen too."""
+    problem = llama(rtx3060(8 * GIB), (4096, 11008, 6, 32000, 4096))
+    for batch in (None, (1.0, 16.0)):
+        limits = OIlpLimits(reach=8, batch=batch)
+        exact = o_ilp(problem, ROUGH, limits=limits)
+        with monkeypatch.context() as patch:
+            patch.setattr("stowage.stages.formulations.offload.o_ilp.solve.solve_milp", NoTime())
+            late = o_ilp(problem, EXACT, limits=limits)
+        assert late.status == "feasible"
+        assert exact.solution is not None
+        assert late.solution is not None
+        assert late.bound_s <= exact.solution.objective_s * SLACK
+        assert late.bound_s > 0
+        assert exact.solution.objective_s <= late.solution.objective_s * 1.01
+
+
+def test_no_step_is_taken_that_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the rounded relaxation is within the gap, no program with integers is solved."""
+    problem = llama(rtx3060(8 * GIB), (4096, 11008, 8, 32000, 4096))
+    monkeypatch.setattr("stowage.stages.formulations.offload.o_ilp.solve.solve_milp", NoTime())
+    answer = o_ilp(problem, replace(ROUGH, gap=0.2), limits=OIlpLimits(reach=8))
+    assert answer.status == "optimal"
+    assert answer.gap <= 0.2
 
 
 def test_equal_inputs_give_an_equal_solution() -> None:

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stowage.stages.formulations.offload.o_ilp.answers import OIlpSolution
 from stowage.stages.formulations.offload.o_ilp.model import OIlpLimits
-from stowage.stages.formulations.offload.o_ilp.solve import OIlpSolution, o_ilp
+from stowage.stages.formulations.offload.o_ilp.solve import o_ilp
 from stowage.stages.formulations.offload.problem import OffloadMachine, OffloadProblem
 from stowage.stages.formulations.offload.rounding.rounding import RoundedPlan, round_o_ilp
 from stowage.stages.formulations.offload.rounding.subset_sum import select_at_least, select_at_most

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from stowage.stages.formulations.offload.o_ilp.solve import OIlpAnswer, o_ilp
+from stowage.stages.formulations.offload.o_ilp.answers import OIlpAnswer
+from stowage.stages.formulations.offload.o_ilp.solve import o_ilp
 from stowage.stages.solve.offload.offloader import Offloader
 from stowage.stages.solve.offload.offmate import search
 from stowage.stages.solve.program.chain import Chain
@@ -36,51 +37,6 @@ def small() -> tuple[Offloader, int]:
     program = program_of(prepared.trace, prepared.nodes)
     offloader = Offloader(program, Chain(prepared.blocks, prepared.nodes, prepared.options), LOWER_TIER)
     return offloader, smallest_with_lower_tier(prepared) * 4
-
-
-def test_no_answer_in_time_is_asked_of_the_relaxation(
-    small: tuple[Offloader, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    offloader, budget_bytes = small
-    asked: list[str] = []
-
-    def too_slow(*arguments: Any, method: str = "exact", **more: Any) -> OIlpAnswer:
-        asked.append(method)
-        if method == "exact":
-            return OIlpAnswer("unknown", None, 0.0, None, "none", 0.0)
-        return o_ilp(*arguments, method="relax_and_round", **more)
-
-    monkeypatch.setattr(search, "o_ilp", too_slow)
-    plans = plans_of(offloader, budget_bytes)
-    assert asked[:2] == ["exact", "relax_and_round"]
-    fitting = [p for p in plans if p.outcome.peak_bytes <= budget_bytes]
-    assert fitting
-    assert all(p.outcome.time_s >= p.fractional_s * 0.99 > 0 for p in fitting)
-
-
-def test_the_relaxation_is_asked_where_little_was_found_in_time(
-    small: tuple[Offloader, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The faster of both is the answer, with the better bound."""
-    offloader, budget_bytes = small
-    found: list[OIlpAnswer] = []
-
-    def late(*arguments: Any, method: str = "exact", **more: Any) -> OIlpAnswer:
-        answer = o_ilp(*arguments, method="relax_and_round", **more)
-        assert answer.solution is not None
-        if method == "exact":
-            slower = replace(answer.solution, objective_s=2 * answer.solution.objective_s)
-            answer = replace(answer, status="feasible", solution=slower, bound_s=0.0)
-        found.append(answer)
-        return answer
-
-    monkeypatch.setattr(search, "o_ilp", late)
-    plans = plans_of(offloader, budget_bytes)
-    slow, rounded = found[:2]
-    assert slow.solution is not None
-    assert rounded.solution is not None
-    assert slow.solution.objective_s == 2 * rounded.solution.objective_s
-    assert {p.fractional_s for p in plans} == {rounded.solution.objective_s}
 
 
 def test_with_a_plan_at_hand_slow_solves_end_the_search(

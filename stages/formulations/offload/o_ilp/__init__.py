@@ -3,5 +3,6 @@
 - `model`: the data, and all variables.
 - `quantities`: variables of one portion of a group, step by step.
 - `equations`: rows and objective.
-- `solve`: solves it and reads its fractions.
+- `solve`: solves it, in steps.
+- `answers`: reads fractions, options and the bound.
 """

@@ -1,97 +1,29 @@
-"""Solves O-ILP (thesis 4.5) and reads its fractions; the model is in `model.py`, its rows in `equations.py`."""
+"""Solves O-ILP (thesis 4.5); the model is in `model.py`, its rows in `equations.py`, answers in `answers.py`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
 
-from stowage.stages.formulations.offload.o_ilp.equations import TRANSFER_COST, build
+from stowage.stages.formulations.offload.o_ilp.answers import OIlpAnswer, answer_of, bound_of, value_of
+from stowage.stages.formulations.offload.o_ilp.equations import build
 from stowage.stages.formulations.offload.o_ilp.model import OIlp, OIlpLimits
-from stowage.stages.formulations.offload.o_ilp.quantities import Moving, Portion
 from stowage.stages.formulations.offload.problem import OffloadOption, OffloadProblem
 from stowage.stages.solver.milp import MilpSolver, pulp, solve_milp
 from stowage.stages.solver.outcome import SolverOutcome, SolverSettings, Status
 
 Method = Literal["exact", "relax_and_round"]
 
-_SNAP = 1e-6
+LEAST_SHARE = 0.5
+"""Share of the time limit that a program with integers gets at least, whatever the linear ones before it took."""
 
+TOLERANCE = 1e-6
+"""Relative distance of an optimum from its bound that comes of how solvers count."""
 
-@dataclass(frozen=True)
-class Fractions:
-    """The transfers and updates of one group, as fractions of it, one number per step.
-
-    Attributes:
-        stored, offloaded, reloaded: Sto, Ofl, Prf of its weights.
-        gradients: fraction whose gradient is offloaded to be updated on the CPU.
-        waiting: fraction whose gradient waits on the device for that.
-        updated: Opt.
-        states_stored, states_offloaded, states_reloaded: StoO, OflO, PrfO.
-        on_cpu: X_w.
-        on_disk: fraction placed on the disk behind the host.
-    """
-
-    stored: tuple[float, ...]
-    offloaded: tuple[float, ...]
-    reloaded: tuple[float, ...]
-    gradients: tuple[float, ...]
-    waiting: tuple[float, ...]
-    updated: tuple[float, ...]
-    states_stored: tuple[float, ...]
-    states_offloaded: tuple[float, ...]
-    states_reloaded: tuple[float, ...]
-    on_cpu: float
-    on_disk: float
-
-
-@dataclass(frozen=True)
-class OIlpSolution:
-    """A fractional plan.
-
-    Attributes:
-        options: option of each block.
-        groups: one per group of the problem.
-        step_times_s: Time_t, each as small as 4.19 to 4.23 allow.
-        objective_s: their sum; per unit of the batch where that is chosen.
-        batch: 1, or the batch chosen (4.5.3), not rounded.
-    """
-
-    options: tuple[int, ...]
-    groups: tuple[Fractions, ...]
-    step_times_s: tuple[float, ...]
-    objective_s: float
-    batch: float = 1.0
-
-
-@dataclass(frozen=True)
-class OIlpAnswer:
-    """The result of a solve.
-
-    Attributes:
-        status: "infeasible" and "optimal" (within the gap asked for) are proofs; "unknown": the limit came first.
-        solution: None unless the status is "optimal" or "feasible".
-        bound_s: proven lower bound on the objective.
-        smallest_budget_bytes: where infeasible, the smallest device budget for which there is a solution; None if
-            another limit excludes one (or the time limit came first).
-        solver, wall_s: name and version of the solver; seconds of all solves together.
-    """
-
-    status: Status
-    solution: OIlpSolution | None
-    bound_s: float
-    smallest_budget_bytes: int | None
-    solver: str
-    wall_s: float
-
-    @property
-    def gap(self) -> float:
-        """Return (objective − bound) / objective; infinite without a solution."""
-        if self.solution is None:
-            return float("inf")
-        objective_s = self.solution.objective_s
-        return max(0.0, (objective_s - self.bound_s) / objective_s) if objective_s else 0.0
+UNUSED = 1e-6
+"""Share up to which a relaxation does not use an option."""
 
 
 def o_ilp(
@@ -108,17 +40,12 @@ def o_ilp(
         problem: the problem, for a batch of 1 where `limits.batch` is given.
         settings: limits of the solver.
         method: "exact" is the MILP. "relax_and_round" solves its relaxation, which gives the bound, rounds the options
-            within the memory that the relaxation gives to activations, and solves the rest again: for long chains.
+            within the memory that the relaxation gives to activations, and solves the rest again.
         solver: "highs" or "cbc".
         limits: what may be decided; everything by default.
     """
     limits = limits or OIlpLimits()
-    if method == "exact" or limits.options is not None:
-        m = build(problem, limits)
-        outcome = _solve(m, settings, solver)
-        answer = _answer(m, outcome, _bound_s(m, outcome, settings))
-    else:
-        answer = _relax_and_round(problem, settings, solver, limits)
+    answer = _Solve(problem, settings, solver, limits).answer(integers=method == "exact")
     if answer.status == "infeasible":
         smallest, wall_s = smallest_budget(problem, settings, solver=solver, limits=limits)
         answer = replace(answer, smallest_budget_bytes=smallest, wall_s=answer.wall_s + wall_s)
@@ -134,62 +61,127 @@ def smallest_budget(
 ) -> tuple[int | None, float]:
     """Find the smallest device budget for which there is a solution, however slow, and the seconds that takes."""
     free = replace(limits or OIlpLimits(), device_free=True, batch=None)
-    m = build(problem, free)
-    outcome = _solve(m, settings, solver)
+    m, wall_s, start = build(problem, free), 0.0, dict[str, float]()
+    if m.model.isMIP() and free.options is None:
+        lean = build(problem, replace(free, options=_leanest(problem), relaxed=True))
+        leanest = solve_milp(lean.model, settings, solver=solver)
+        wall_s, start = leanest.wall_s, _values(lean) if leanest.found else {}
+    outcome = _solve(m, settings, solver, start)
+    wall_s += outcome.wall_s
     if not outcome.found:
-        return None, outcome.wall_s
+        return None, wall_s
     # Add a little to what the solver says, since its rows hold within 1e-6 of a unit.
     smallest = outcome.objective * m.memory_unit
-    return math.ceil(smallest + 4e-6 * m.memory_unit - 1e-4), outcome.wall_s
+    return math.ceil(smallest + 4e-6 * m.memory_unit - 1e-4), wall_s
 
 
-def _solve(m: OIlp, settings: SolverSettings, solver: MilpSolver) -> SolverOutcome:
-    """Start a program with integers from the leanest options, and solve the rest as a linear program.
+class _Solve:
+    """Solves O-ILP in steps, each of which may end within the gap.
 
-    That start is almost always feasible if the problem is; it is deliberately not good, or the solver would stop at
-    once.
+    1. The linear relaxation, whose optimum is a bound whatever comes after it.
+    2. The relaxation's options, rounded to whole ones, and all fractions anew: nearly always within 1%.
+    3. The program with only those options that the relaxation uses, from the best answer so far.
+    4. The whole program, from the best answer so far.
     """
-    if not m.model.isMIP() or m.limits.options is not None:
-        return solve_milp(m.model, settings, solver=solver)
-    lean = build(m.problem, replace(m.limits, options=_leanest(m.problem), relaxed=True))
-    start = solve_milp(lean.model, settings, solver=solver)
-    if start.found:
-        values = {variable.name: variable.varValue or 0.0 for variable in lean.model.variables()}
+
+    def __init__(
+        self, problem: OffloadProblem, settings: SolverSettings, solver: MilpSolver, limits: OIlpLimits
+    ) -> None:
+        self._problem, self._settings, self._solver, self._limits = problem, settings, solver, limits
+        self._best = OIlpAnswer("unknown", None, 0.0, None, "", 0.0)
+        self._start: dict[str, float] = {}
+        self._objective, self._bound = math.inf, -math.inf  # of the programs, in their unit
+        self._spent_s = 0.0
+
+    def answer(self, *, integers: bool) -> OIlpAnswer:
+        """Return the best answer found.
+
+        Args:
+            integers: solve programs with integers where one rounding is not enough; else try other roundings.
+        """
+        relaxed = build(self._problem, replace(self._limits, relaxed=True))
+        linear = self._limits.relaxed or self._limits.options is not None
+        status = self._try(relaxed, whole=True, answers=linear)
+        if status == "infeasible" or linear:
+            return self._result(status)
+        if status == "unknown":
+            return self._result(self._try(self._integers(), whole=True) if integers else status)
+        shares = [[value_of(v) for v in comp] for comp in relaxed.comp]
+        for options in dict.fromkeys(_roundings(self._problem, shares)):
+            if not self._is_good() and (not integers or self._best.solution is None):
+                self._round(options)
+        if integers and not self._is_good():
+            self._try(self._integers(shares), whole=False)
+        if integers and not self._is_good():
+            status = self._try(self._integers(), whole=True)
+            if status in ("infeasible", "optimal"):
+                return self._result(status)
+        if self._best.solution is None:
+            return self._result("unknown")
+        return self._result("optimal" if self._is_good() else "feasible")
+
+    def _round(self, options: Sequence[int]) -> None:
+        self._try(build(self._problem, replace(self._limits, options=tuple(options), relaxed=True)), whole=False)
+
+    def _integers(self, shares: Sequence[Sequence[float]] = ()) -> OIlp:
+        """Build the program with integers: with all options, or with those of the best answer and of the shares."""
+        m = build(self._problem, self._limits)
+        for i, (comp, share) in enumerate(zip(m.comp, shares)):
+            for o, (variable, x) in enumerate(zip(comp, share)):
+                if x <= UNUSED and (self._best.solution is None or self._best.solution.options[i] != o):
+                    variable.upBound = 0
+        return m
+
+    def _try(self, m: OIlp, *, whole: bool, answers: bool = True) -> Status:
+        """Solve a program, and return how that ended.
+
+        Args:
+            m: the program.
+            whole: nothing that the problem allows is left out, so that its bound is one of the problem.
+            answers: what it finds is an answer of the problem.
+        """
+        linear = not m.model.isMIP()
+        left_s = max(self._settings.time_limit_s - self._spent_s, LEAST_SHARE * self._settings.time_limit_s)
+        settings = self._settings if linear else replace(self._settings, time_limit_s=left_s)
+        outcome = _solve(m, settings, self._solver, {} if linear else self._start)
+        self._spent_s += outcome.wall_s
+        found = answer_of(m, outcome, bound_of(m, outcome))
+        bound_s = max(self._best.bound_s, found.bound_s) if whole else self._best.bound_s
+        better = answers and outcome.found and outcome.objective < self._objective
+        if better:
+            self._start = _values(m)
+            self._objective = outcome.objective
+        if whole:
+            proven = outcome.objective if linear and outcome.status == "optimal" else outcome.bound
+            self._bound = max(self._bound, proven)
+        self._best = replace(found if better else self._best, bound_s=bound_s, solver=outcome.solver)
+        return outcome.status
+
+    def _is_good(self) -> bool:
+        distance = self._objective - self._bound
+        return math.isfinite(distance) and distance <= max(self._settings.gap, TOLERANCE) * abs(self._objective)
+
+    def _result(self, status: Status) -> OIlpAnswer:
+        """Return the best answer with what is known of it."""
+        bound_s = math.inf if status == "infeasible" else min(self._best.bound_s, self._best.objective_s)
+        return replace(self._best, status=status, bound_s=bound_s, wall_s=self._spent_s)
+
+
+def _solve(m: OIlp, settings: SolverSettings, solver: MilpSolver, start: Mapping[str, float]) -> SolverOutcome:
+    """Solve a program, from the values of an answer where one is known.
+
+    The simplex method, which solvers choose for the first relaxation of a program with integers, takes several times
+    as long with these long and sparse ones as interior points do.
+    """
+    if start:
         for variable in m.model.variables():
-            value = values.get(variable.name, 0.0)
+            value = start.get(variable.name, 0.0)
             variable.setInitialValue(round(value) if variable.cat == pulp.LpInteger else value, check=False)
-    outcome = solve_milp(m.model, settings, solver=solver, warm_start=start.found)
-    return replace(outcome, wall_s=start.wall_s + outcome.wall_s)
+    return solve_milp(m.model, settings, solver=solver, warm_start=bool(start), interior_points=True)
 
 
-def _relax_and_round(
-    problem: OffloadProblem, settings: SolverSettings, solver: MilpSolver, limits: OIlpLimits
-) -> OIlpAnswer:
-    m = build(problem, replace(limits, relaxed=True))
-    relaxed = solve_milp(m.model, settings, solver=solver)
-    bound_s = _bound_s(m, relaxed, settings)
-    if not relaxed.found:
-        return _answer(m, relaxed, bound_s)
-    shares = [[_value(v) for v in comp] for comp in m.comp]
-    best = _answer(m, replace(relaxed, status="unknown"), bound_s)
-    tried: set[tuple[int, ...]] = set()
-    wall_s = relaxed.wall_s
-    for options in _roundings(problem, shares):
-        if options in tried:
-            continue
-        tried.add(options)
-        fixed = build(problem, replace(limits, options=options, relaxed=True))
-        outcome = solve_milp(fixed.model, settings, solver=solver)
-        wall_s += outcome.wall_s
-        answer = _answer(fixed, outcome, bound_s)
-        if answer.solution is None:
-            continue
-        if best.solution is None or answer.solution.objective_s < best.solution.objective_s:
-            best = replace(answer, status="feasible")
-        if best.gap <= settings.gap:
-            best = replace(best, status="optimal")
-            break
-    return replace(best, wall_s=wall_s)
+def _values(m: OIlp) -> dict[str, float]:
+    return {variable.name: variable.varValue or 0.0 for variable in m.model.variables()}
 
 
 def _roundings(problem: OffloadProblem, shares: list[list[float]]) -> Iterator[tuple[int, ...]]:
@@ -220,66 +212,3 @@ def _leanest(problem: OffloadProblem) -> tuple[int, ...]:
         return option.save_bytes + option.backward_peak_bytes
 
     return tuple(min(range(len(b.options)), key=lambda o: need(b.options[o])) for b in problem.blocks)
-
-
-def _bound_s(m: OIlp, outcome: SolverOutcome, settings: SolverSettings) -> float:
-    bound = outcome.bound
-    if m.limits.relaxed and outcome.status == "optimal":
-        bound = outcome.objective * (1 - 1e-7)
-    return max(0.0, bound * m.time_unit / (1 + 2 * TRANSFER_COST))
-
-
-def _answer(m: OIlp, outcome: SolverOutcome, bound_s: float) -> OIlpAnswer:
-    solution = _read(m) if outcome.found else None
-    if solution is not None:
-        bound_s = min(bound_s, solution.objective_s)
-    return OIlpAnswer(outcome.status, solution, bound_s, None, outcome.solver, outcome.wall_s)
-
-
-def _read(m: OIlp) -> OIlpSolution:
-    problem = m.problem
-    steps = range(problem.steps)
-    scale = _value(m.scale)
-    by_group: dict[int, list[Portion]] = {}
-    for p in m.portions:
-        by_group.setdefault(p.number, []).append(p)
-
-    def total(portions: Iterable[Portion], part: Callable[[Portion, int], Any]) -> tuple[float, ...]:
-        return tuple(_snap(sum(_value(part(p, t)) for p in portions) / scale) for t in steps)
-
-    def of(x: Moving | None, what: str, t: int, otherwise: Any) -> Any:
-        return otherwise if x is None else getattr(x, what)(t)
-
-    groups = []
-    for number in range(len(problem.groups)):
-        ps = by_group.get(number, [])
-        groups.append(
-            Fractions(
-                stored=total(ps, lambda p, t: of(p.weights, "stored", t, p.size)),
-                offloaded=total(ps, lambda p, t: of(p.weights, "offloaded", t, 0)),
-                reloaded=total(ps, lambda p, t: of(p.weights, "reloaded", t, 0)),
-                gradients=total(ps, lambda p, t: p.cpu.gradient(t, problem.last_gradient(p.group)) if p.cpu else 0),
-                waiting=total(ps, lambda p, t: p.cpu.waiting(t) if p.cpu else 0),
-                updated=total(ps, lambda p, t: p.cpu.updated(t) if p.cpu else 0),
-                states_stored=total(ps, lambda p, t: of(p.states, "stored", t, 0)),
-                states_offloaded=total(ps, lambda p, t: of(p.states, "offloaded", t, 0)),
-                states_reloaded=total(ps, lambda p, t: of(p.states, "reloaded", t, 0)),
-                on_cpu=_snap(sum(_value(p.on_cpu) for p in ps) / scale),
-                on_disk=_snap(sum(_value(p.size) for p in ps if p.placement == "disk") / scale),
-            )
-        )
-    options = tuple(max(range(len(comp)), key=[_value(v) for v in comp].__getitem__) for comp in m.comp)
-    times = tuple(_value(v) * m.time_unit for v in m.time)
-    return OIlpSolution(options, tuple(groups), times, sum(times), 1.0 / scale)
-
-
-def _value(expression: Any) -> float:
-    value = expression if isinstance(expression, (int, float)) else expression.value()
-    return float(value or 0.0)
-
-
-def _snap(fraction: float) -> float:
-    """Snap values within solver tolerance to 0 or 1."""
-    if fraction < _SNAP:
-        return 0.0
-    return 1.0 if fraction > 1.0 - _SNAP else fraction

@@ -24,8 +24,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from stowage.stages.formulations.offload.o_ilp.answers import Fractions, OIlpSolution
 from stowage.stages.formulations.offload.o_ilp.model import OIlpLimits
-from stowage.stages.formulations.offload.o_ilp.solve import Fractions, OIlpSolution, o_ilp
+from stowage.stages.formulations.offload.o_ilp.solve import o_ilp
 from stowage.stages.formulations.offload.problem import OffloadProblem, ParameterGroup
 from stowage.stages.formulations.offload.rounding.algorithm_8 import TOLERANCE, Algorithm8, leaves
 from stowage.stages.formulations.offload.rounding.smoothing import fill_cpu, smooth

@@ -7,8 +7,9 @@ from collections.abc import Generator
 from dataclasses import dataclass, replace
 
 from stowage.stages.formulations.offload.bounds import lower_bound
+from stowage.stages.formulations.offload.o_ilp.answers import OIlpAnswer, OIlpSolution
 from stowage.stages.formulations.offload.o_ilp.model import OIlpLimits
-from stowage.stages.formulations.offload.o_ilp.solve import OIlpAnswer, OIlpSolution, o_ilp
+from stowage.stages.formulations.offload.o_ilp.solve import o_ilp
 from stowage.stages.formulations.offload.problem import OffloadProblem
 from stowage.stages.formulations.offload.rounding.rounding import Refits, RoundedPlan, round_o_ilp
 from stowage.stages.solve.offload.offloader import Offloader
@@ -147,18 +148,8 @@ class _Search:
             asked_bytes -= excess
 
     def _ask(self, problem: OffloadProblem, limits: OIlpLimits) -> OIlpAnswer:
-        """Ask O-ILP, and return its answer.
-
-        If time is over before it is within the gap, also ask its relaxation with rounded options, and return the faster
-        answer.
-        """
         answer = o_ilp(problem, self._settings, limits=limits)
         self.spent_s += answer.wall_s
-        if answer.status in ("unknown", "feasible"):
-            rounded = o_ilp(problem, self._settings, limits=limits, method="relax_and_round")
-            self.spent_s += rounded.wall_s
-            bound_s = max(answer.bound_s, rounded.bound_s)
-            answer = replace(min(answer, rounded, key=_objective_s), bound_s=bound_s)
         return answer
 
     def _rounded(
@@ -228,7 +219,3 @@ class _Search:
                 if row.end_s - row.start_s > NOTICEABLE_WAIT * plan.outcome.time_s:
                     waiting.add(step.storage)
         return waiting
-
-
-def _objective_s(answer: OIlpAnswer) -> float:
-    return math.inf if answer.solution is None else answer.solution.objective_s
