@@ -1,0 +1,75 @@
+"""Writes the equations of the cut formulation, each beside its constraint; `model` has the symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from stowage.stages.solver.equations import Constraints
+from stowage.stages.solver.milp import pulp
+
+if TYPE_CHECKING:
+    from stowage.stages.formulations.cuts.model import CutModel
+
+
+def everything_runs(m: CutModel) -> Constraints:
+    """Run every node by the last cut that needs it: Σ_i run[n, i] ≥ 1, and = 1 for nodes that run once."""
+    for node, (earliest, latest) in enumerate(m.domain.first):
+        if earliest == latest:
+            continue
+        total = pulp.lpSum(m.runs(node, i) for i in range(earliest, latest + 1))
+        yield f"{node}", total == 1 if node in m.step.once else total >= 1
+
+
+def reads(m: CutModel) -> Constraints:
+    """Run a node only beside what it reads: run[n, i] ≤ kept[s, i] + run[maker(s), i] for every s that n reads."""
+    for node, interval in sorted(m.domain.free_runs | m.domain.sure_runs):
+        for value in m.step.reads[node]:
+            there = m.keeps(value, interval) + m.makes(value, interval)
+            if not _certain(there):
+                yield f"{node}_{interval}_{value}", there >= m.runs(node, interval)
+
+
+def keeps(m: CutModel) -> Constraints:
+    """Keep only what was kept or has been made: kept[s, j] ≤ kept[s, j − 1] + run[maker(s), j − 1]."""
+    for value, cut in sorted(m.domain.free_keeps | m.domain.sure_keeps):
+        there = m.keeps(value, cut - 1) + m.makes(value, cut - 1)
+        if not _certain(there):
+            yield f"{value}_{cut}", there >= m.keeps(value, cut)
+
+
+def stays(m: CutModel) -> Constraints:
+    """Leave behind what must remain: kept[s, N] + run[maker(s), N] ≥ 1."""
+    last = len(m.cuts)
+    for value in sorted(m.step.stays):
+        there = m.keeps(value, last) + m.makes(value, last)
+        if not _certain(there):
+            yield f"{value}", there >= 1
+
+
+def memory(m: CutModel) -> Constraints:
+    """Keep within the budget at each cut: base + Σ_s bytes(s) kept[s, j] + workspace(g_j) − taken(g_j) ≤ budget.
+
+    taken(g_j) is the most that a sum may save by being written over a summand that dies there.
+    """
+    for j, cut in enumerate(m.cuts, start=1):
+        room = m.budget_bytes - m.step.base_bytes - m.step.nodes[cut].workspace_bytes + m.step.taken_bytes(cut)
+        room -= sum(m.step.nbytes[s] for s, k in m.domain.sure_keeps if k == j)
+        terms = [m.step.nbytes[s] / m.byte_unit * v for (s, k), v in m.kept.items() if k == j]
+        yield f"{j}", pulp.lpSum(terms) <= room / m.byte_unit
+
+
+EQUATIONS: dict[str, Callable[[CutModel], Constraints]] = {
+    "everything_runs": everything_runs,
+    "reads": reads,
+    "keeps": keeps,
+    "stays": stays,
+    "memory": memory,
+}
+"""The function that writes each equation; a constraint's name is `reads_…` and so on."""
+
+
+def _certain(there: object) -> bool:
+    """Return whether a sum of variables and numbers is at least 1 whatever the variables are."""
+    constant = there if isinstance(there, int) else getattr(there, "constant", 0)
+    return isinstance(constant, (int, float)) and constant >= 1
