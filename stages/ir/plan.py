@@ -137,6 +137,11 @@ class PlanSummary:
         baseline_bytes: parameters, optimizer states, buffers, inputs, constants and shared values.
         step_time_s: predicted.
         lower_bound_s: time of every operation once, without the updates that the CPU may take over.
+        bound_s: a time that no schedule within the budget beats, of all rewrites that were planned; 0 where only
+            `lower_bound_s` is known.
+        bound_kind: `cuts` where the cut formulation proved it; `once` where that is the time of every operation once.
+        bound_cuts: names of the nodes at which the step was cut for it.
+        bound_variant: the rewrite whose bound is the least, which is the one that counts.
         recomputed_bytes: bytes of distinct activations made more than once.
         activation_bytes: bytes of all activations that backward reads.
         keep_all_peak_bytes, keep_all_time_s: the same iteration without recomputation, in the same simulator.
@@ -212,6 +217,15 @@ class PlanSummary:
     all_active_time_s: float = 0.0
     lossy: tuple[str, ...] = ()
     gradient_error: float = 0.0
+    bound_s: float = 0.0
+    bound_kind: str = ""
+    bound_cuts: tuple[str, ...] = ()
+    bound_variant: str = ""
+
+    @property
+    def least_s(self) -> float:
+        """Return the largest lower bound on the step's time that is known."""
+        return max(self.lower_bound_s, self.bound_s)
 
     def __repr__(self) -> str:
         moved = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from stowage.stages.formulations.cuts.step_graph import StepGraph
 
@@ -33,13 +34,11 @@ class Domain:
         Raises:
             ValueError: a cut is not a strict descendant of the one before.
         """
-        for earlier, later in zip(cuts, cuts[1:]):
+        for earlier, later in pairwise(cuts):
             if not step.precedes(earlier, later):
                 raise ValueError(f"cut {later} is no strict descendant of cut {earlier}")
         found = Domain(_first_intervals(step, cuts))
-        touched = {
-            (s, j) for j, g in enumerate(cuts, start=1) for s in (*step.reads[g], *step.nodes[g].creates)
-        }
+        touched = {(s, j) for j, g in enumerate(cuts, start=1) for s in (*step.reads[g], *step.nodes[g].creates)}
         count = len(cuts)
         wanted = set(step.stays)  # read after what was looked at so far, or left behind
         for interval in range(count, -1, -1):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from stowage.stages.formulations.cuts.beside import touched_bytes
 from stowage.stages.solver.equations import Constraints
 from stowage.stages.solver.milp import pulp
 
@@ -59,12 +60,47 @@ def memory(m: CutModel) -> Constraints:
         yield f"{j}", pulp.lpSum(terms) <= room / m.byte_unit
 
 
+def lasting(m: CutModel) -> Constraints:
+    """Say what lasts until the next cut: lasts[s, i] ≥ kept[s, i + 1] − again[maker(s), i], or − run[maker(s), i]."""
+    done: set[tuple[int, int]] = set()
+    for beside in (b for row in m.beside.values() for b in row):
+        if beside.until is not None and beside.until not in done:
+            done.add(beside.until)
+            value, cut = beside.until
+            yield f"{value}_{cut - 1}", m.lasts[value, cut - 1] >= m.kept[beside.until] - m.remade(beside)
+
+
+def memory_beside(m: CutModel) -> Constraints:
+    """Keep within the budget while a heavy node h of interval i has its first run.
+
+    base + bytes of what it touches + Σ bytes(s) (1 − again[maker(s), i]) over what is made before h and read after it,
+    or (1 − run[maker(s), i]) where it may be from before T_i, + Σ bytes(s) lasts[s, i] over what may be kept at the
+    next cut ≤ budget.
+    """
+    for node, row in m.beside.items():
+        room = m.budget_bytes - m.step.base_bytes - touched_bytes(m.step, node)
+        terms: list[Any] = []
+        for beside in row:
+            nbytes = m.step.nbytes[beside.value]
+            if beside.until is not None:
+                terms.append(nbytes / m.byte_unit * m.lasts[beside.value, beside.until[1] - 1])
+            else:
+                remade = m.remade(beside)
+                if not isinstance(remade, int):
+                    terms.append(-nbytes / m.byte_unit * remade)
+                    remade = 0
+                room -= nbytes * (1 - remade)
+        yield f"{node}", pulp.lpSum(terms) <= room / m.byte_unit
+
+
 EQUATIONS: dict[str, Callable[[CutModel], Constraints]] = {
     "everything_runs": everything_runs,
     "reads": reads,
     "keeps": keeps,
     "stays": stays,
     "memory": memory,
+    "lasting": lasting,
+    "memory_beside": memory_beside,
 }
 """The function that writes each equation; a constraint's name is `reads_…` and so on."""
 

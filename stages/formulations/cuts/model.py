@@ -14,6 +14,9 @@ holds for every schedule of the step; what it finds is a schedule only where the
 | i | `interval` | from T_i to T_(i+1), without the former and with the latter; T_0 is the start | – |
 | run[n, i] | `run` | n runs at least once in interval i | 0/1 |
 | kept[s, j] | `kept` | s is in memory at T_j | 0/1 |
+| h | `beside` | heavy nodes between cuts, each with its first run in one interval for certain | – |
+| again[n, i] | `again` | n runs at least twice in interval i | 0/1 |
+| lasts[s, i] | `lasts` | s is kept at T_(i+1), and nothing makes it late in interval i | 0/1 |
 | time(n) | `time_s` | of one run of n | s |
 | bytes(s) | `nbytes` | of s | byte |
 | base | `base_bytes` | in memory throughout the step | byte |
@@ -26,15 +29,18 @@ what nobody reads any more is not kept. `Domain` says which are left; all others
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from stowage.stages.formulations.cuts.beside import Beside, besides
 from stowage.stages.formulations.cuts.domain import Domain
 from stowage.stages.formulations.cuts.equations import EQUATIONS
 from stowage.stages.formulations.cuts.step_graph import StepGraph
 from stowage.stages.solver.equations import add_equations
 from stowage.stages.solver.milp import pulp
+
+Key = tuple[int, int]
 
 TIMES = 1e4
 """Time of every node once, in the unit of the program: solvers count with absolute tolerances."""
@@ -52,8 +58,11 @@ class CutModel:
         cuts: g_1 to g_N.
         budget_bytes: the device's budget.
         domain: which variables there are.
+        beside: for each node h, what must be in memory while it runs.
         integral: whether variables are integers; else this is the linear relaxation.
-        run, kept: variables by (node, interval) and (value, cut); only those that do not follow from the graph.
+        run, kept, again, lasts: variables by (node, interval), (value, cut), (node, interval) and (value, interval);
+            only those that do not follow from the graph.
+        sure: the number 1 as a variable, for the constant of the objective.
         problem: the program.
     """
 
@@ -61,20 +70,27 @@ class CutModel:
     cuts: Sequence[int]
     budget_bytes: int
     domain: Domain
+    beside: Mapping[int, Sequence[Beside]]
     integral: bool = True
-    run: Mapping[tuple[int, int], Any] = field(init=False)
-    kept: Mapping[tuple[int, int], Any] = field(init=False)
+    run: Mapping[Key, Any] = field(init=False)
+    kept: Mapping[Key, Any] = field(init=False)
+    again: Mapping[Key, Any] = field(init=False)
+    lasts: Mapping[Key, Any] = field(init=False)
+    sure: Any = field(init=False)
     problem: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        kind = pulp.LpBinary if self.integral else pulp.LpContinuous
-        self.run = {
-            key: pulp.LpVariable(f"run_{key[0]}_{key[1]}", 0, 1, kind) for key in sorted(self.domain.free_runs)
-        }
-        self.kept = {
-            key: pulp.LpVariable(f"kept_{key[0]}_{key[1]}", 0, 1, kind) for key in sorted(self.domain.free_keeps)
-        }
+        found = [b for row in self.beside.values() for b in row]
+        self.run = self._variables("run", self.domain.free_runs)
+        self.kept = self._variables("kept", self.domain.free_keeps)
+        self.again = self._variables("again", {b.remade for b in found if b.remade is not None and b.twice})
+        self.lasts = self._variables("lasts", {(b.value, b.until[1] - 1) for b in found if b.until is not None})
+        self.sure = pulp.LpVariable("sure", 1, 1)
         self.problem = pulp.LpProblem("cuts", pulp.LpMinimize)
+
+    def _variables(self, name: str, keys: set[Key]) -> Mapping[Key, Any]:
+        kind = pulp.LpBinary if self.integral else pulp.LpContinuous
+        return {key: pulp.LpVariable(f"{name}_{key[0]}_{key[1]}", 0, 1, kind) for key in sorted(keys)}
 
     @property
     def intervals(self) -> range:
@@ -111,11 +127,36 @@ class CutModel:
         maker = self.step.maker.get(value)
         return 0 if maker is None else self.runs(maker, interval)
 
+    def remade(self, beside: Beside) -> Any:
+        """Return the variable of the run that makes a value again before it is needed; 0 where nothing does."""
+        if beside.remade is None:
+            return 0
+        return self.again[beside.remade] if beside.twice else self.runs(*beside.remade)
 
-def build(step: StepGraph, cuts: Sequence[int], budget_bytes: int, *, integral: bool = True) -> CutModel:
-    """Build the whole model; its objective is the time beyond that of every node once, in units of `time_unit_s`."""
-    model = CutModel(step, cuts, budget_bytes, Domain.of(step, cuts), integral)
+
+def build(
+    step: StepGraph,
+    cuts: Sequence[int],
+    budget_bytes: int,
+    *,
+    heavy: Collection[int] = (),
+    integral: bool = True,
+) -> CutModel:
+    """Build the whole model; its objective is the time of a schedule in units of `time_unit_s`.
+
+    Args:
+        step: the graph of the step.
+        cuts: g_1 to g_N.
+        budget_bytes: the device's budget.
+        heavy: nodes h between the cuts, each with its first run in one interval for certain.
+        integral: make an integer program, not its linear relaxation.
+    """
+    domain = Domain.of(step, cuts)
+    beside = {h: list(besides(step, domain, cuts, h)) for h in sorted(heavy)}
+    model = CutModel(step, cuts, budget_bytes, domain, beside, integral)
     times = [n.time_s / model.time_unit_s for n in step.nodes]
-    model.problem += pulp.lpSum(times[n] * variable for (n, _), variable in model.run.items()), "time"
+    free = [*model.run.items(), *model.again.items()]
+    sure = sum(times[n] for n, _ in domain.sure_runs)
+    model.problem += sure * model.sure + pulp.lpSum(times[n] * variable for (n, _), variable in free), "time"
     add_equations(model.problem, EQUATIONS, model)
     return model

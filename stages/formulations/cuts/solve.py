@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from stowage.stages.formulations.cuts.model import CutModel, build
+from stowage.stages.formulations.cuts.model import build
+from stowage.stages.formulations.cuts.start import start_from
 from stowage.stages.formulations.cuts.step_graph import StepGraph
 from stowage.stages.solver.milp import solve_milp
 from stowage.stages.solver.outcome import SolverSettings, Status
@@ -44,8 +45,9 @@ def solve_cuts(
     budget_bytes: int,
     settings: SolverSettings,
     *,
+    heavy: Collection[int] = (),
     integral: bool = True,
-    start: CutAnswer | None = None,
+    known: Sequence[int] = (),
 ) -> CutAnswer:
     """Bound the time of every schedule of a step within a budget.
 
@@ -54,30 +56,28 @@ def solve_cuts(
         cuts: nodes, each a strict descendant of the one before.
         budget_bytes: of the device.
         settings: limits of the solver; its bound counts whenever it stops.
+        heavy: nodes between the cuts whose memory counts too, see `build`.
         integral: solve the integer program; else its linear relaxation, which bounds less and takes less time.
-        start: what was found for other cuts, as a first answer.
+        known: the nodes of a schedule that fits, in order: the solver's first answer.
     """
-    model = build(step, cuts, budget_bytes, integral=integral)
-    outcome = solve_milp(model.problem, settings)
-    once_s, unit_s = _sure_s(model), model.time_unit_s
+    model = build(step, cuts, budget_bytes, heavy=heavy, integral=integral)
+    if known:
+        start_from(model, known)
+    outcome = solve_milp(model.problem, settings, warm_start=bool(known))
+    unit_s = model.time_unit_s
     # A solver may pass over answers that are better by less than the gap that it was given.
     proven = min(outcome.bound, outcome.objective * (1 - settings.gap)) if outcome.found else outcome.bound
-    bound_s = math.inf if outcome.status == "infeasible" else once_s + max(0.0, proven) * unit_s
-    if not math.isfinite(proven) and outcome.status != "infeasible":
-        bound_s = once_s
-    bound_s = max(bound_s * (1 - ROUNDING), model.once_s)
+    if not integral and outcome.status == "optimal":
+        proven = outcome.objective
+    bound_s = max(proven * unit_s * (1 - ROUNDING), model.once_s)
     if not outcome.found:
         return CutAnswer(tuple(cuts), outcome.status, bound_s, math.inf, outcome.wall_s)
     return CutAnswer(
         tuple(cuts),
         outcome.status,
         bound_s,
-        once_s + outcome.objective * unit_s,
+        outcome.objective * unit_s,
         outcome.wall_s,
         frozenset(model.domain.sure_runs | {key for key, v in model.run.items() if v.varValue > 0.5}),
         frozenset(model.domain.sure_keeps | {key for key, v in model.kept.items() if v.varValue > 0.5}),
     )
-
-
-def _sure_s(model: CutModel) -> float:
-    return sum(model.step.nodes[n].time_s for n, _ in model.domain.sure_runs)

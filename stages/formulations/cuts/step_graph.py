@@ -49,7 +49,7 @@ class StepGraph:
             nbytes=[s.nbytes for s in trace.storages],
             base_bytes=sum(lasting),
             waiting=waiting,
-            stays=made.intersection(storage_of[v] for v in left_behind(trace)),
+            stays=frozenset(made.intersection(storage_of[v] for v in left_behind(trace))),
             once=once_by_trace(trace, nodes),
         )
 

@@ -7,6 +7,7 @@ import math
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
+from stowage.stages.formulations.cuts.domain import Domain
 from stowage.stages.formulations.cuts.solve import ROUNDING, solve_cuts
 from stowage.stages.solver.outcome import SolverSettings
 from tests.formulations.cuts.every_schedule import fastest
@@ -23,8 +24,10 @@ def test_the_bound_is_never_above_the_fastest_of_all_schedules(data: st.DataObje
     budget = whole - data.draw(st.integers(0, 8))
     optimum = fastest(step, budget)
     once_s = sum(n.time_s for n in step.nodes)
+    certain = [n for n, (first, last) in enumerate(Domain.of(step, cuts).first) if first == last and n not in cuts]
+    heavy = data.draw(st.sets(st.sampled_from(certain))) if certain else set[int]()
     for integral in (True, False):
-        found = solve_cuts(step, cuts, budget, SolverSettings(20.0), integral=integral)
+        found = solve_cuts(step, cuts, budget, SolverSettings(20.0), heavy=heavy, integral=integral)
         assert found.bound_s <= optimum * (1 + 1e-12)  # the same times may be added up in another order
         assert found.bound_s >= once_s * (1 - ROUNDING)
         if found.status == "infeasible":
