@@ -12,6 +12,9 @@ from stowage.stages.formulations.cuts.step_graph import Bits, StepGraph
 ON_SPINE = 0.9
 """Share of the core that a node of the spine precedes or follows."""
 
+FULL = 0.99
+"""Share of the highest memory from which on a place counts as full."""
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -45,13 +48,18 @@ class Choice:
     def hottest(self, peaks: Mapping[int, int], count: int) -> list[int]:
         """Return nodes of the spine whose first runs need most memory, none of them close to another.
 
+        Where memory is full again and again, the earliest such place is one of them: most is kept for backward there.
+
         Args:
             peaks: for each node the bytes that its first run needs in some schedule.
             count: how many at most.
         """
+        if not peaks:
+            return self.end_of_forward()
+        full = FULL * max((peaks[n] for n in self.spine if n in peaks), default=0)
+        found = [n for n in self.spine if peaks.get(n, 0) >= full][:1]
         apart = max(1, len(self.spine) // (8 * max(count, 1)))
         place = {node: k for k, node in enumerate(self.spine)}
-        found: list[int] = []
         for node in sorted((n for n in self.spine if n in peaks), key=lambda n: (-peaks[n], n)):
             if all(abs(place[node] - place[other]) >= apart for other in found):
                 found.append(node)

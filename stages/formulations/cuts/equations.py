@@ -48,6 +48,35 @@ def stays(m: CutModel) -> Constraints:
             yield f"{value}", there >= 1
 
 
+def since(m: CutModel) -> Constraints:
+    """Say what runs after a cut at all: run[n, i] ≤ since[n, j] ≤ Σ_(k ≥ j) run[n, k] for every i ≥ j."""
+    for (node, cut), variable in m.since.items():
+        runs = [m.run[node, i] for i in m.free_after(node, cut)]
+        yield f"{node}_{cut}", variable <= pulp.lpSum(runs)
+        for k, run in enumerate(runs):
+            yield f"{node}_{cut}_{k}", variable >= run
+
+
+def reads_since(m: CutModel) -> Constraints:
+    """Let what runs after T_j find what it reads: since[n, j] ≤ kept[s, j] + since[maker(s), j].
+
+    It follows from `reads` and `keeps` for integers. Without it the relaxation runs a half of a node in each of two
+    intervals, and has a half of what it reads; with it more cuts never bound less than one of them.
+    """
+    for cut in range(1, len(m.cuts)):
+        for node in range(len(m.step.nodes)):
+            runs = m.runs_since(node, cut)
+            if isinstance(runs, int) and not runs:
+                continue
+            for value in m.step.reads[node]:
+                there = m.keeps(value, cut)
+                maker = m.step.maker.get(value)
+                if maker is not None:
+                    there = there + m.runs_since(maker, cut)
+                if not _certain(there):
+                    yield f"{node}_{cut}_{value}", there >= runs
+
+
 def memory(m: CutModel) -> Constraints:
     """Keep within the budget at each cut: base + Σ_s bytes(s) kept[s, j] + workspace(g_j) − taken(g_j) ≤ budget.
 
@@ -98,6 +127,8 @@ EQUATIONS: dict[str, Callable[[CutModel], Constraints]] = {
     "reads": reads,
     "keeps": keeps,
     "stays": stays,
+    "since": since,
+    "reads_since": reads_since,
     "memory": memory,
     "lasting": lasting,
     "memory_beside": memory_beside,

@@ -14,6 +14,7 @@ holds for every schedule of the step; what it finds is a schedule only where the
 | i | `interval` | from T_i to T_(i+1), without the former and with the latter; T_0 is the start | – |
 | run[n, i] | `run` | n runs at least once in interval i | 0/1 |
 | kept[s, j] | `kept` | s is in memory at T_j | 0/1 |
+| since[n, j] | `since` | n runs at least once after T_j | 0/1 |
 | h | `beside` | heavy nodes between cuts, each with its first run in one interval for certain | – |
 | again[n, i] | `again` | n runs at least twice in interval i | 0/1 |
 | lasts[s, i] | `lasts` | s is kept at T_(i+1), and nothing makes it late in interval i | 0/1 |
@@ -31,6 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from stowage.stages.formulations.cuts.beside import Beside, besides
@@ -60,8 +62,8 @@ class CutModel:
         domain: which variables there are.
         beside: for each node h, what must be in memory while it runs.
         integral: whether variables are integers; else this is the linear relaxation.
-        run, kept, again, lasts: variables by (node, interval), (value, cut), (node, interval) and (value, interval);
-            only those that do not follow from the graph.
+        run, kept, since, again, lasts: variables by (node, interval), (value, cut), (node, cut), (node, interval) and
+            (value, interval); only those that do not follow from the graph.
         sure: the number 1 as a variable, for the constant of the objective.
         problem: the program.
     """
@@ -74,6 +76,7 @@ class CutModel:
     integral: bool = True
     run: Mapping[Key, Any] = field(init=False)
     kept: Mapping[Key, Any] = field(init=False)
+    since: Mapping[Key, Any] = field(init=False)
     again: Mapping[Key, Any] = field(init=False)
     lasts: Mapping[Key, Any] = field(init=False)
     sure: Any = field(init=False)
@@ -83,6 +86,8 @@ class CutModel:
         found = [b for row in self.beside.values() for b in row]
         self.run = self._variables("run", self.domain.free_runs)
         self.kept = self._variables("kept", self.domain.free_keeps)
+        several = {(n, j) for n, i in self.run for j in range(1, i + 1) if len(self.free_after(n, j)) > 1}
+        self.since = self._variables("since", several)
         self.again = self._variables("again", {b.remade for b in found if b.remade is not None and b.twice})
         self.lasts = self._variables("lasts", {(b.value, b.until[1] - 1) for b in found if b.until is not None})
         self.sure = pulp.LpVariable("sure", 1, 1)
@@ -97,17 +102,17 @@ class CutModel:
         """Return 0 … N."""
         return range(len(self.cuts) + 1)
 
-    @property
+    @cached_property
     def once_s(self) -> float:
         """Return the time of every node once."""
         return sum(n.time_s for n in self.step.nodes)
 
-    @property
+    @cached_property
     def time_unit_s(self) -> float:
         """Return the seconds of the program's unit of time."""
         return self.once_s / TIMES or 1.0
 
-    @property
+    @cached_property
     def byte_unit(self) -> float:
         """Return the bytes of the program's unit of memory."""
         return max(self.budget_bytes - self.step.base_bytes, 1) / BYTES
@@ -126,6 +131,20 @@ class CutModel:
         """Return run[maker(s), i]; 0 for what nobody makes."""
         maker = self.step.maker.get(value)
         return 0 if maker is None else self.runs(maker, interval)
+
+    def free_after(self, node: int, cut: int) -> list[int]:
+        """Return the intervals after a cut in which a node may run or not; none where it runs in one for certain."""
+        after = range(cut, len(self.cuts) + 1)
+        return [] if self.domain.first[node][0] >= cut else [i for i in after if (node, i) in self.run]
+
+    def runs_since(self, node: int, cut: int) -> Any:
+        """Return since[n, j]: a variable, or what it is where at most one interval counts."""
+        if (node, cut) in self.since:
+            return self.since[node, cut]
+        free = self.free_after(node, cut)
+        if free:
+            return self.run[node, free[0]]
+        return int(self.domain.first[node][0] >= cut)
 
     def remade(self, beside: Beside) -> Any:
         """Return the variable of the run that makes a value again before it is needed; 0 where nothing does."""

@@ -27,6 +27,8 @@ def start_from(model: CutModel, order: Sequence[int]) -> None:
         variable.setInitialValue(int(counts[key] > 1))
     for (value, cut), variable in model.kept.items():
         variable.setInitialValue(int(value in live[cut - 1]))
+    for (node, cut), variable in model.since.items():
+        variable.setInitialValue(int(any((node, i) in counts for i in model.free_after(node, cut))))
     model.sure.setInitialValue(1)
     for beside in (b for row in model.beside.values() for b in row):
         if beside.until is not None:

@@ -94,7 +94,7 @@ class CutWay:
 
     def _single(self, deadline_s: float) -> Generator[None, None, int | None]:
         """Return the node whose cut alone bounds most, by linear relaxations."""
-        places = self._choice.hottest(self._peaks, SINGLE_CUTS) or self._choice.end_of_forward()
+        places = self._choice.hottest(self._peaks, SINGLE_CUTS)
         bounds: dict[int, float] = {}
         while places:
             for place in places:
