@@ -208,6 +208,21 @@ def slimfit(
         typer.echo(run_parts(out, typer.echo, parts, names, seeds))
 
 
+@application.command("proven")
+def proven(
+    models: Models = "",
+    budgets: Annotated[str, typer.Option(help="65%, 50%, 30%, smallest, measured, with commas; all by default.")] = "",
+    anew: Annotated[bool, typer.Option(help="Measure also what an earlier run has kept.")] = False,
+    write: Write = None,
+) -> None:
+    """Say how far our plans and others' are from a time that no schedule beats; a run that is cut off goes on."""
+    with results_of("proven", write) as out:
+        from stowage.flows.benchmarks.proven.run import run_proven
+
+        pages = (write or out.parents[1] / "docs" / "measured").resolve()
+        typer.echo(run_proven(out, pages, typer.echo, models, budgets, anew=anew))
+
+
 @application.command("render")
 def render(
     folder: Annotated[Path, typer.Argument(help="The folder of pages, with its data.")] = Path("docs/measured"),

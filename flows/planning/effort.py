@@ -12,6 +12,7 @@ import torch
 from stowage.stages.device import device_of
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.defaults import (
+    CUT_SECONDS,
     MEMORY_SLOTS,
     MIN_SAMPLES,
     O_ILP_GAP,
@@ -38,6 +39,7 @@ class Effort:
         o_ilp: limits of one solve of O-ILP, which decides what is offloaded.
         o_ilp_searches: see `PlanRequest`.
         slots: memory slots of RK-Rotor.
+        cut_seconds: see `PlanRequest`; for the plan that is run, not for those that a search looks at.
     """
 
     seconds_per_call: float = SECONDS_PER_CALL
@@ -47,6 +49,7 @@ class Effort:
     o_ilp: SolverSettings = field(default_factory=lambda: SolverSettings(O_ILP_SECONDS, O_ILP_GAP))
     o_ilp_searches: int = O_ILP_SEARCHES
     slots: int = MEMORY_SLOTS
+    cut_seconds: float = CUT_SECONDS
 
 
 QUICK = Effort(
@@ -66,6 +69,7 @@ QUICK = Effort(
     ),
     solver=SolverSettings(time_limit_s=0.1),
     o_ilp=SolverSettings(time_limit_s=4.0, gap=0.02),
+    cut_seconds=0.0,
 )
 """Effort for trying out: a plan in seconds, less good."""
 

@@ -69,7 +69,8 @@ def plan_costed(
         StowageError: see the stages; `Infeasible` when the budget cannot be met.
     """
     budget_bytes = resolve_budget(device_budget, costed.eager_peak_bytes, "device_budget")
-    solved, options = solve_costed(costed, budget_bytes, how, said=said, known=known)
+    cut_seconds = how.effort.cut_seconds if how.freeze is None else 0.0
+    solved, options = solve_costed(costed, budget_bytes, how, said=said, known=known, cut_seconds=cut_seconds)
     how.progress("codegen")
     chosen = needed_variant(costed.variants_for(how.method), solved.summary.variant)
     trace, nodes, blocks = chosen.trace, list(chosen.nodes), list(chosen.blocks)
@@ -77,7 +78,13 @@ def plan_costed(
 
 
 def solve_costed(
-    costed: Costed, budget_bytes: int, how: Planning, *, said: str = "", known: Known | None = None
+    costed: Costed,
+    budget_bytes: int,
+    how: Planning,
+    *,
+    said: str = "",
+    known: Known | None = None,
+    cut_seconds: float = 0.0,
 ) -> tuple[Solved, list[Option]]:
     """Return the plan within a budget, from the store or solved now, without its program.
 
@@ -87,6 +94,7 @@ def solve_costed(
         how: with which method and effort.
         said: see `plan_costed`.
         known: what plans of the same step, options and method within other budgets have found.
+        cut_seconds: see `PlanRequest`; 0 for plans that a search only looks at.
 
     Returns:
         The plan, and the options that it was chosen from; none where it was in the store.
@@ -100,7 +108,7 @@ def solve_costed(
     budget = reserve.usable_bytes
     store = PlanStore(how.stores / "solved")
     lasting = lower_tier.lasting() if lower_tier else None
-    limits = effort.grid, effort.solver, effort.o_ilp, effort.o_ilp_searches, effort.slots
+    limits = effort.grid, effort.solver, effort.o_ilp, effort.o_ilp_searches, effort.slots, cut_seconds
     freezable = how.freeze.freezable(variants[0].trace) if how.freeze is not None else None
     frozen = (freezable,) if freezable is not None else ()
     leave = ("lossy", costed.max_gradient_error, tuple(costed.errors)) if how.lossy else ()
@@ -116,7 +124,10 @@ def solve_costed(
 
     def solve(nbytes: int) -> Solved:
         request = replace(
-            how.request(nbytes, target), errors=costed.errors, max_gradient_error=costed.max_gradient_error
+            how.request(nbytes, target),
+            errors=costed.errors,
+            max_gradient_error=costed.max_gradient_error,
+            cut_seconds=cut_seconds,
         )
         return solve_variants(variants, options, request, known)
 

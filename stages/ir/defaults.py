@@ -46,6 +46,9 @@ FORMULATION: Final = "retention"
 CLUSTER_FORMULATION: Final = "h_retention"
 """Formulation that solves a cluster with clusters inside, for one pair of budgets."""
 
+CUT_SECONDS: Final = 5.0
+"""Time to bound every schedule by cuts, and to find schedules by them, for one plan without a lower tier."""
+
 MEMORY_SLOTS: Final = 500
 """Number of memory slots of RK-Rotor's table for the chain."""
 

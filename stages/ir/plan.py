@@ -137,6 +137,11 @@ class PlanSummary:
         baseline_bytes: parameters, optimizer states, buffers, inputs, constants and shared values.
         step_time_s: predicted.
         lower_bound_s: time of every operation once, without the updates that the CPU may take over.
+        bound_s: a time that no schedule within the budget beats, of all rewrites that were planned; 0 where only
+            `lower_bound_s` is known.
+        bound_kind: `cuts` where the cut formulation proved it; `once` where that is the time of every operation once.
+        bound_cuts: names of the nodes at which the step was cut for it.
+        bound_variant: the rewrite whose bound is the least, which is the one that counts.
         recomputed_bytes: bytes of distinct activations made more than once.
         activation_bytes: bytes of all activations that backward reads.
         keep_all_peak_bytes, keep_all_time_s: the same iteration without recomputation, in the same simulator.
@@ -161,8 +166,10 @@ class PlanSummary:
             put blocks in order (`rk_rotor`, a fixed policy) with the formulations that found their schedules; or a rule
             alone.
         status: `optimal` or `feasible` as that solver says of its problem, the worst of several solves; `heuristic`
-            where a rule decided. A plan that reaches the lower bound is `optimal`, whatever decided it.
-        gap: distance to the optimum that the solver proved; for a rule, the distance of the plan to the lower bound.
+            where a rule decided. A plan that reaches a lower bound is `optimal`, whatever decided it: one within a
+            thousandth of `bound_s` counts as that, and with it no other.
+        gap: distance of the plan to `bound_s`, where there is one; else the distance to the optimum that the solver
+            proved, or for a rule the distance to the lower bound.
         time_limit_s, seed: settings of one solve; 0 where no solver decided.
         units: number of units that a step may freeze; 0 where nothing is ever frozen. Where something is,
             `device_peak_bytes` is that of the worst choice of what trains, and `step_time_s` that of the mean choice.
@@ -212,6 +219,15 @@ class PlanSummary:
     all_active_time_s: float = 0.0
     lossy: tuple[str, ...] = ()
     gradient_error: float = 0.0
+    bound_s: float = 0.0
+    bound_kind: str = ""
+    bound_cuts: tuple[str, ...] = ()
+    bound_variant: str = ""
+
+    @property
+    def least_s(self) -> float:
+        """Return the largest lower bound on the step's time that is known."""
+        return max(self.lower_bound_s, self.bound_s)
 
     def __repr__(self) -> str:
         moved = ""
@@ -225,13 +241,17 @@ class PlanSummary:
         if self.lossy:
             kept = ", ".join(self.lossy)
             moved += f"\n keeps in fewer bits {kept}; the gradient changes by {self.gradient_error:.2%} at most"
+        proof = ""
+        if self.bound_s and self.step_time_s > 0:
+            proof = f", at most {1 - self.bound_s / self.step_time_s:.2%} of it more than any schedule needs"
         estimated = f", {self.estimated_nodes} of its costs estimated" if self.estimated_nodes else ""
         return (
             f"<plan {self.plan_hash}: {self.method} ({self.variant}) on {self.device or 'an unknown device'}\n"
             f" peak {size_text(self.device_peak_bytes)} of {size_text(self.device_budget_bytes)}{reserve}; keeping "
             f"everything {size_text(self.keep_all_peak_bytes)}; smallest budget found "
             f"{size_text(self.smallest_feasible_bytes)}\n"
-            f" {time_text(self.step_time_s)} a step, {time_text(self.keep_all_time_s)} keeping everything{estimated}\n"
+            f" {time_text(self.step_time_s)} a step, {time_text(self.keep_all_time_s)} keeping everything{estimated}"
+            f"{proof}\n"
             f" computes {size_text(self.recomputed_bytes)} of {size_text(self.activation_bytes)} of activations again"
             f"{moved}{self._frozen()}>"
         )

@@ -14,7 +14,7 @@ from stowage.stages.ir.collectives import COLLECTIVES
 from stowage.stages.ir.costs import Cost
 from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.graph import SHARED, ComputeNode
-from stowage.stages.ir.operators import SPENDS
+from stowage.stages.ir.once import changes_for_good, overtaken
 from stowage.stages.ir.sums import takes_of
 from stowage.stages.ir.trace import INSIDE, Call, TraceTables
 
@@ -195,7 +195,6 @@ def _node(
     found = [costs[c.signature] for c in calls]
     label = max(calls, key=lambda c: costs[c.signature].time_s)
     phases = {c.phase for c in calls}
-    replayable = all(c.replay_arguments for c in calls if set(c.mutates) - temporary)
     return ComputeNode(
         node=number,
         calls=tuple(c.call for c in calls),
@@ -204,7 +203,7 @@ def _node(
         mutates=tuple(sorted(mutates)),
         phase="update" if "update" in phases else "backward" if "backward" in phases else "forward",
         block=SHARED,
-        once=(bool(mutates) and not replayable) or any(c.target in SPENDS for c in calls),
+        once=changes_for_good(calls, temporary),
         random=any(c.is_random for c in calls),
         time_s=max(sum(c.time_s for c in found) + views_s, 1e-7),
         workspace_bytes=max(c.workspace_bytes for c in found),
@@ -216,12 +215,6 @@ def _node(
 
 
 def _mark_once(nodes: list[ComputeNode]) -> list[ComputeNode]:
-    """Let a node run only once that reads a persistent storage which a later node changes for good.
-
-    Updates of parameters are left out: they are placed after the last possible reader (see `blocks`).
-    """
-    last_change = {s: n.node for n in nodes if n.phase != "update" and n.once for s in n.mutates}
-    return [
-        replace(node, once=True) if any(last_change.get(s, -1) > node.node for s in node.reads) else node
-        for node in nodes
-    ]
+    """Let a node run only once that reads a persistent storage which a later node changes for good."""
+    late = overtaken(nodes, {n.node for n in nodes if n.once})
+    return [replace(node, once=True) if node.node in late else node for node in nodes]

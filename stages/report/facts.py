@@ -124,7 +124,7 @@ def headline(summary: PlanSummary, facts: ReportFacts) -> list[FactLine]:
              f"{size(s.baseline_bytes)} of it parameters, states, buffers and inputs"),
         peak("Measured peak", f.peak_bytes, f.eager_peak_bytes, off_by(f.peak_bytes, s.device_peak_bytes)),
         time("Predicted step time", s.step_time_s, s.keep_all_time_s,
-             f"{percent(overhead(s))} above the lower bound of {seconds(s.lower_bound_s)}"),
+             f"{percent(overhead(s))} above the lower bound of {seconds(s.least_s)}"),
         time("Measured step time", f.step_s, f.eager_step_s, off_by(f.step_s, s.step_time_s)),
         *(moved if s.lower_tier_bytes else []),
         *_in_fewer_bits(s),
@@ -143,8 +143,17 @@ def _in_fewer_bits(summary: PlanSummary) -> list[FactLine]:
 
 def overhead(summary: PlanSummary) -> float | None:
     """Return the predicted step time above its lower bound, as a fraction of the bound."""
-    bound = summary.lower_bound_s
+    bound = summary.least_s
     return (summary.step_time_s - bound) / bound if bound > 0 else None
+
+
+def bound_words(summary: PlanSummary) -> str:
+    """Say what is proven: that no schedule takes less, or only that no operation can be left out."""
+    if summary.bound_kind != "cuts":
+        return "every operation once"
+    cuts = len(summary.bound_cuts)
+    places = "one place" if cuts == 1 else f"{cuts} places"
+    return f"no schedule within the budget takes less (proven by cutting the {summary.bound_variant} step at {places})"
 
 
 def off_by(measured: float | None, predicted: float) -> str:

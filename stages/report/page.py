@@ -10,7 +10,7 @@ from stowage.stages.ir.plan import Option, PlanSummary
 from stowage.stages.ir.run import StepRecord, TraceSpan
 from stowage.stages.report.activations import BlockFates
 from stowage.stages.report.block_tables import fate_legend, treatment_table
-from stowage.stages.report.facts import ReportFacts, headline, overhead, verdict
+from stowage.stages.report.facts import ReportFacts, bound_words, headline, overhead, verdict
 from stowage.stages.report.iterations import loss_table, slow_iterations
 from stowage.stages.report.streams import streams_tables
 from stowage.stages.report.units import percent, seconds, size
@@ -136,8 +136,8 @@ def _headline_table(summary: PlanSummary, facts: ReportFacts, peak_at: str) -> s
     ]
     share = summary.recomputed_bytes / summary.activation_bytes if summary.activation_bytes else 0.0
     extra = [
-        ("Lower bound on the step time", seconds(summary.lower_bound_s),
-         f"every operation once; the plan is {percent(overhead(summary))} above it"),
+        ("Lower bound on the step time", seconds(summary.least_s),
+         f"{escape(bound_words(summary))}; the plan is {percent(overhead(summary))} above it"),
         ("Recomputed", size(summary.recomputed_bytes),
          f"{percent(share)} of {size(summary.activation_bytes)} of activations"),
         ("Smallest feasible budget", size(summary.smallest_feasible_bytes), ""),

@@ -16,6 +16,7 @@
 - `evaluation`: plans for a forward alone.
 - `goals`, `free`, `reserve`: find the budget and what of it a plan may take.
 - `binding`: says where the leanest plan reaches its peak.
+- `cuts/`: how far plans are from the optimum, and schedules that are closer.
 - `curve`: plans within several budgets.
 - `known`: what plans within several budgets have in common.
 - `batch_size`, `batch_problem`: estimate the best batch.

@@ -12,7 +12,7 @@ from stowage.stages.ir.collectives import ranks_of
 from stowage.stages.ir.command import ARTIFACTS, DEVICE, run_stage
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.curve import CurvePoint
-from stowage.stages.ir.defaults import O_ILP_SEARCHES
+from stowage.stages.ir.defaults import CUT_SECONDS, O_ILP_SEARCHES
 from stowage.stages.ir.errors import MIB, ParameterError, size_text
 from stowage.stages.ir.freezable import FreezeChoice
 from stowage.stages.ir.graph import Block, ComputeNode
@@ -137,11 +137,11 @@ def main() -> None:
         variants = [replace(v, nodes=nodes_with_copies(v.trace, v.nodes)) for v in variants]
 
     @cache
-    def solve(budget_bytes: int, said: str = "", searches: int = O_ILP_SEARCHES) -> Solved:
+    def solve(budget_bytes: int, said: str = "", searches: int = O_ILP_SEARCHES, cut_seconds: float = 0.0) -> Solved:
         reserve = Reserve(target, budget_bytes, trace, said)
 
         def whole(nbytes: int) -> Solved:
-            asked = replace(request, device_budget_bytes=nbytes, o_ilp_searches=searches)
+            asked = replace(request, device_budget_bytes=nbytes, o_ilp_searches=searches, cut_seconds=cut_seconds)
             return solve_variants(variants, options, asked, known)
 
         with reserve.counted():
@@ -155,7 +155,7 @@ def main() -> None:
 
     by_rules = quick if lower_tier is not None else None
     budget = budget_of(wanted.device_budget, target, eager, solve, variants[0], by_rules)
-    solved = solve(budget.nbytes, budget.said)
+    solved = solve(budget.nbytes, budget.said, cut_seconds=CUT_SECONDS if freezable is None else 0.0)
     write_rows(ARTIFACTS / "solve" / "plan.parquet", PlanRow, solved.rows)
     write_rows(ARTIFACTS / "solve" / "slots.parquet", Slot, solved.slots)
     write_rows(
@@ -172,7 +172,7 @@ def main() -> None:
         f"solve: {s.method} on the {s.variant} trace, predicted peak {size_text(s.device_peak_bytes)} of "
         f"{size_text(s.device_budget_bytes)} "
         f"({s.device_peak_bytes / eager:.0%} of plain PyTorch's {size_text(eager)}), predicted time "
-        f"{s.step_time_s / s.lower_bound_s:.3f} × the lower bound"
+        f"{s.step_time_s / s.least_s:.3f} × the lower bound"
     )
     if s.lossy:
         print(

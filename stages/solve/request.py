@@ -43,6 +43,7 @@ class PlanRequest:
             micro-batch of the same training offloads between iterations: they had better be offloaded in this one too.
         lossy: whether rewrites that change numbers are allowed.
         errors: what they do to the gradient, as was measured.
+        cut_seconds: time to bound every schedule by cuts, and to find schedules by them; 0 for neither.
         max_gradient_error: most that all of a plan's may do together, see `Lossy`.
     """
 
@@ -58,6 +59,7 @@ class PlanRequest:
     offloaded_at_rest: frozenset[str] = frozenset()
     lossy: bool = False
     errors: Sequence[GradientError] = ()
+    cut_seconds: float = 0.0
     max_gradient_error: float = math.inf
 
     def __post_init__(self) -> None:

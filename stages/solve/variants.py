@@ -12,6 +12,7 @@ from stowage.stages.ir.plan import Option, PlanSummary
 from stowage.stages.rewrite import Way, is_asked, is_exact
 from stowage.stages.rewrite.lossy import described
 from stowage.stages.solve.collection import rarely_collected
+from stowage.stages.solve.cuts.proven import Planned, proven
 from stowage.stages.solve.known import Known
 from stowage.stages.solve.mixtures import mixtures
 from stowage.stages.solve.offload.tier import LowerTier
@@ -96,6 +97,7 @@ def _room_text(budget_bytes: int, needed: PlanSummary, lower_tier: LowerTier) ->
 def _fastest(variants: Sequence[Variant], options: Sequence[Option], request: PlanRequest, known: Known) -> Solved:
     found: list[Solved] = []
     failures: list[Infeasible] = []
+    tried: list[Planned] = []
     bound_s = lower_bound_s(variants[0].nodes, request.lower_tier)
 
     def plan(way: Way) -> Solved:
@@ -115,7 +117,9 @@ def _fastest(variants: Sequence[Variant], options: Sequence[Option], request: Pl
             found.append(plan(variant))
         except Infeasible as failure:
             failures.append(failure)
+            tried.append(Planned(variant, None))
             continue
+        tried.append(Planned(variant, found[-1]))
         if not _leaves_to_be_desired(found[-1]) and not is_asked(variant.name):
             break
     if not found:
@@ -126,7 +130,9 @@ def _fastest(variants: Sequence[Variant], options: Sequence[Option], request: Pl
                 continue
             with suppress(Infeasible):  # rounding to slots can promise what the referee does not find
                 found.append(plan(way))
+                tried.append(Planned(way, found[-1], mixture=True))
     smallest = min([s.summary.smallest_feasible_bytes for s in found] + [f.smallest_feasible_bytes for f in failures])
+    found = proven(tried, request)
     best = min(found, key=lambda s: s.summary.step_time_s)
     lossy, error = described(variants[0].trace, best.summary.variant, request.errors)
     stated = replace(best.summary, smallest_feasible_bytes=smallest, lossy=lossy, gradient_error=error)

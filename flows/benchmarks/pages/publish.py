@@ -127,6 +127,13 @@ def _slimfit(results: Path) -> dict[str, Rows]:
     return {name: found[name] for name in measured_sections(results)}
 
 
+def _proven(results: Path) -> dict[str, Rows]:
+    from stowage.flows.benchmarks.proven.pages import sections_of
+    from stowage.flows.benchmarks.proven.run import kept_cells  # needs torch
+
+    return dict(sections_of(kept_cells(results)))
+
+
 READERS: dict[str, Callable[[Path], dict[str, Rows]]] = {
     "main_job": _main_job,
     "first_minute": _first_minute,
@@ -142,5 +149,6 @@ READERS: dict[str, Callable[[Path], dict[str, Rows]]] = {
     "elixir": _elixir,
     "slimfit": _slimfit,
     "elixir_plans": _elixir_plans,
+    "proven": _proven,
 }
 """Benchmark -> the function that reads its results: section -> rows."""

@@ -19,6 +19,7 @@ from stowage.flows.benchmarks.pages.planning_tables import (
 )
 from stowage.flows.benchmarks.pages.remat_tables import REMAT_ACCURACY, REMAT_METHODS, REMAT_PEERS, REMAT_SHARES
 from stowage.flows.benchmarks.pages.table import COMMAND, Column, Section, TablePage, text
+from stowage.flows.benchmarks.proven.pages import PAGE as PROVEN
 from stowage.flows.benchmarks.slimfit.pages import PAGE as SLIMFIT
 
 MAIN_JOB = Section(
@@ -144,6 +145,7 @@ PAGES = (
         "`regnet`, `mixer` and `gpt2`.",
         (REMAT_PEERS, REMAT_SHARES, REMAT_METHODS, REMAT_ACCURACY),
     ),
+    PROVEN,
     TablePage("quarter", "A quarter of the memory", "", (QUARTER,)),
     TablePage("papers", "The OffMate preprint's tables, planned", "", (PAPERS,)),
     ELIXIR,

@@ -134,11 +134,20 @@ class StepProgram:
 
     def peak_bytes(self, executions: Sequence[Execution]) -> int:
         """Return the highest device bytes; the same number as the referee's, without its checks."""
+        return self.base_bytes + int(self._exact_level(executions).max(initial=0))
+
+    def levels(self, executions: Sequence[Execution]) -> list[int]:
+        """Return the device bytes during each execution; the same numbers as the referee's."""
+        found: list[int] = (self.base_bytes + self._exact_level(executions)).tolist()
+        return found
+
+    def _exact_level(self, executions: Sequence[Execution]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Return what `profile` does, less the memory that sums take."""
         last = self.last_uses(executions)
         level = self._level(executions, last)
         for position, dying in self.sums(executions, last).items():
             level[position] -= self.nbytes[dying[0]]
-        return self.base_bytes + int(level.max(initial=0))
+        return level
 
     def sums(self, executions: Sequence[Execution], last: Mapping[tuple[int, int], int]) -> dict[int, tuple[int, ...]]:
         """Return the positions of sums that may be written over a summand, with the summands that die there."""

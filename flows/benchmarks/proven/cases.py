@@ -1,0 +1,70 @@
+"""Makes the models whose plans are compared with the bound: the main job, and those of the remat benchmark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stowage.flows.benchmarks.remat.models import MODELS, build
+from stowage.flows.pipeline.project import find_root
+from stowage.flows.planning.configured import step_of
+from stowage.flows.planning.step import Costed, Effort, Planning, StepToPlan, cost_step
+from stowage.stages.ir.activations import device_budget, fixed_bytes
+from stowage.stages.settings import load_settings
+from stowage.stages.solve.program.chain import Execution
+from stowage.stages.solve.program.of_trace import program_of
+
+MAIN_JOB = "main_job"
+"""The name of the main job of params.yaml; its budgets are shares of plain PyTorch's peak."""
+
+EFFORT = Effort(seconds_per_call=0.05, min_samples=3)
+"""Calls are measured briefly: plans and bounds are compared on the same costs."""
+
+NAMES = (MAIN_JOB, *MODELS)
+
+LABELS = {
+    MAIN_JOB: "main job",
+    "unet": "U-Net",
+    "transformer": "`nn.Transformer` 6+6",
+    "t5": "T5",
+    "resnet101": "ResNet-101",
+    "uno": "neural operator",
+    "lstm": "LSTM",
+    "mamba": "scan",
+    "regnet": "RegNet",
+    "mixer": "Mixer",
+    "gpt2": "GPT-2",
+}
+"""The models' names for people, as the page of the remat benchmark has them."""
+
+
+class ProvenCase:
+    """One model, traced and with the cost of every call.
+
+    Attributes:
+        name: one of `NAMES`.
+        how: how it is planned.
+        costed: its variants.
+        keep_all_s: predicted time of a step that keeps everything.
+    """
+
+    def __init__(self, name: str, stores: Path, size: str = "small") -> None:
+        self.name = name
+        self.how = Planning(stores=stores, effort=EFFORT)
+        self.costed: Costed = cost_step(_step_of(name, size), self.how)
+        first = self.costed.variants[0]
+        self.keep_all_s = sum(n.time_s for n in first.nodes)
+        executions = [Execution(n.node, "keep") for n in first.nodes]
+        self._keep_all_bytes = program_of(first.trace, first.nodes).peak_bytes(executions)
+
+    def budget_bytes(self, share: float) -> int:
+        """Return the budget of a share: of plain PyTorch's peak for the main job, else of the activation budget."""
+        if self.name == MAIN_JOB:
+            return int(share * self.costed.eager_peak_bytes)
+        return device_budget(fixed_bytes(self.costed.variants[0].trace), self._keep_all_bytes, share)
+
+
+def _step_of(name: str, size: str) -> StepToPlan:
+    if name == MAIN_JOB:
+        return step_of(load_settings(find_root() / "params.yaml"))
+    case = build(name, "tiny" if size == "tiny" else "small")
+    return StepToPlan(model=case.model, batch=case.batch, loss=case.loss)

@@ -1,0 +1,95 @@
+"""Measures how far plans are from the bound, model by model; each budget is kept as soon as it is done."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from stowage.flows.benchmarks.proven.cases import LABELS, NAMES, ProvenCase
+from stowage.flows.benchmarks.proven.cells import Cell, Prover
+from stowage.flows.benchmarks.proven.others import MeasuredPoint, measured_points
+from stowage.stages.ir.errors import ParameterError
+from stowage.stages.ir.files import write_atomically
+
+SMALLEST = "smallest"
+MEASURED = "measured"
+BUDGETS = ("65%", "50%", "30%", SMALLEST, MEASURED)
+"""Budgets: shares, the smallest for which our rules find a plan, and the peaks that were measured of others."""
+
+
+def run_proven(
+    out: Path,
+    pages: Path,
+    say: Callable[[str], None],
+    models: str = "",
+    budgets: str = "",
+    *,
+    size: str = "small",
+    anew: bool = False,
+) -> str:
+    """Measure the cells that are asked for; those that an earlier run has finished are not repeated.
+
+    Args:
+        out: the folder of results.
+        pages: the folder of measured pages, which has others' points.
+        say: receives each cell as a sentence.
+        models: some of `NAMES`, with commas; by default all.
+        budgets: some of `BUDGETS`, with commas; by default all.
+        size: `small`, or `tiny` to try it out.
+        anew: measure also what is there.
+
+    Raises:
+        ParameterError: there is no such model or budget.
+    """
+    wanted = _named("model", models, NAMES)
+    asked = _named("budget", budgets, BUDGETS)
+    points = measured_points(pages)
+    folder = out / "proven"
+    for name in wanted:
+        label = LABELS[name]
+        missing = [b for b in asked if anew or not _path(folder, name, b).is_file()]
+        if not missing:
+            continue
+        case = ProvenCase(name, folder / "stores", size)
+        prover = Prover(label, case)
+        for budget in missing:
+            cells = _cells(prover, case, budget, points.get(label, []))
+            write_atomically(_path(folder, name, budget), json.dumps([asdict(c) for c in cells], indent=1).encode())
+            for cell in cells:
+                say(_sentence(cell))
+    return f"{len(kept_cells(out))} cells"
+
+
+def kept_cells(out: Path) -> list[dict[str, Any]]:
+    """Return the cells of all runs, in the order of models and budgets."""
+    paths = [_path(out / "proven", name, budget) for name in NAMES for budget in BUDGETS]
+    return [cell for path in paths if path.is_file() for cell in json.loads(path.read_text(encoding="utf-8"))]
+
+
+def _cells(prover: Prover, case: ProvenCase, budget: str, points: Sequence[MeasuredPoint]) -> list[Cell]:
+    if budget == MEASURED:
+        return [cell for p in points for cell in prover.measured(p.who, p.peak_bytes, p.overhead)]
+    if budget == SMALLEST:
+        return prover.cells(budget, prover.smallest_bytes())
+    return prover.cells(budget, case.budget_bytes(float(budget.removesuffix("%")) / 100))
+
+
+def _path(folder: Path, name: str, budget: str) -> Path:
+    return folder / f"{name}-{budget.removesuffix('%')}.json"
+
+
+def _named(what: str, given: str, known: Sequence[str]) -> list[str]:
+    found = [name for name in given.split(",") if name] or list(known)
+    for name in found:
+        if name not in known:
+            raise ParameterError(f"There is no {what} {name!r} in this benchmark: write some of {', '.join(known)}.")
+    return found
+
+
+def _sentence(cell: Cell) -> str:
+    if cell.budget_bytes < 0:
+        return f"{cell.model}, {cell.budget}: none fits"
+    return f"{cell.model}, {cell.budget}, {cell.who}: {cell.over_bound:.4f} × the bound ({cell.status})"

@@ -1,0 +1,142 @@
+"""Writes the equations of the cut formulation, each beside its constraint; `model` has the symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from stowage.stages.formulations.cuts.beside import touched_bytes
+from stowage.stages.solver.equations import Constraints
+from stowage.stages.solver.milp import pulp
+
+if TYPE_CHECKING:
+    from stowage.stages.formulations.cuts.model import CutModel
+
+
+def everything_runs(m: CutModel) -> Constraints:
+    """Run every node by the last cut that needs it: Σ_i run[n, i] ≥ 1, and = 1 for nodes that run once."""
+    for node, (earliest, latest) in enumerate(m.domain.first):
+        if earliest == latest:
+            continue
+        total = pulp.lpSum(m.runs(node, i) for i in range(earliest, latest + 1))
+        yield f"{node}", total == 1 if node in m.step.once else total >= 1
+
+
+def reads(m: CutModel) -> Constraints:
+    """Run a node only beside what it reads: run[n, i] ≤ kept[s, i] + run[maker(s), i] for every s that n reads."""
+    for node, interval in sorted(m.domain.free_runs | m.domain.sure_runs):
+        for value in m.step.reads[node]:
+            there = m.keeps(value, interval) + m.makes(value, interval)
+            if not _certain(there):
+                yield f"{node}_{interval}_{value}", there >= m.runs(node, interval)
+
+
+def keeps(m: CutModel) -> Constraints:
+    """Keep only what was kept or has been made: kept[s, j] ≤ kept[s, j − 1] + run[maker(s), j − 1]."""
+    for value, cut in sorted(m.domain.free_keeps | m.domain.sure_keeps):
+        there = m.keeps(value, cut - 1) + m.makes(value, cut - 1)
+        if not _certain(there):
+            yield f"{value}_{cut}", there >= m.keeps(value, cut)
+
+
+def stays(m: CutModel) -> Constraints:
+    """Leave behind what must remain: kept[s, N] + run[maker(s), N] ≥ 1."""
+    last = len(m.cuts)
+    for value in sorted(m.step.stays):
+        there = m.keeps(value, last) + m.makes(value, last)
+        if not _certain(there):
+            yield f"{value}", there >= 1
+
+
+def since(m: CutModel) -> Constraints:
+    """Say what runs after a cut at all: run[n, i] ≤ since[n, j] ≤ Σ_(k ≥ j) run[n, k] for every i ≥ j."""
+    for (node, cut), variable in m.since.items():
+        runs = [m.run[node, i] for i in m.free_after(node, cut)]
+        yield f"{node}_{cut}", variable <= pulp.lpSum(runs)
+        for k, run in enumerate(runs):
+            yield f"{node}_{cut}_{k}", variable >= run
+
+
+def reads_since(m: CutModel) -> Constraints:
+    """Let what runs after T_j find what it reads: since[n, j] ≤ kept[s, j] + since[maker(s), j].
+
+    It follows from `reads` and `keeps` for integers. Without it the relaxation runs a half of a node in each of two
+    intervals, and has a half of what it reads; with it more cuts never bound less than one of them.
+    """
+    for cut in range(1, len(m.cuts)):
+        for node in range(len(m.step.nodes)):
+            runs = m.runs_since(node, cut)
+            if isinstance(runs, int) and not runs:
+                continue
+            for value in m.step.reads[node]:
+                there = m.keeps(value, cut)
+                maker = m.step.maker.get(value)
+                if maker is not None:
+                    there = there + m.runs_since(maker, cut)
+                if not _certain(there):
+                    yield f"{node}_{cut}_{value}", there >= runs
+
+
+def memory(m: CutModel) -> Constraints:
+    """Keep within the budget at each cut: base + Σ_s bytes(s) kept[s, j] + workspace(g_j) − taken(g_j) ≤ budget.
+
+    taken(g_j) is the most that a sum may save by being written over a summand that dies there.
+    """
+    for j, cut in enumerate(m.cuts, start=1):
+        room = m.budget_bytes - m.step.base_bytes - m.step.nodes[cut].workspace_bytes + m.step.taken_bytes(cut)
+        room -= sum(m.step.nbytes[s] for s, k in m.domain.sure_keeps if k == j)
+        terms = [m.step.nbytes[s] / m.byte_unit * v for (s, k), v in m.kept.items() if k == j]
+        yield f"{j}", pulp.lpSum(terms) <= room / m.byte_unit
+
+
+def lasting(m: CutModel) -> Constraints:
+    """Say what lasts until the next cut: lasts[s, i] ≥ kept[s, i + 1] − again[maker(s), i], or − run[maker(s), i]."""
+    done: set[tuple[int, int]] = set()
+    for beside in (b for row in m.beside.values() for b in row):
+        if beside.until is not None and beside.until not in done:
+            done.add(beside.until)
+            value, cut = beside.until
+            yield f"{value}_{cut - 1}", m.lasts[value, cut - 1] >= m.kept[beside.until] - m.remade(beside)
+
+
+def memory_beside(m: CutModel) -> Constraints:
+    """Keep within the budget while a heavy node h of interval i has its first run.
+
+    base + bytes of what it touches + Σ bytes(s) (1 − again[maker(s), i]) over what is made before h and read after it,
+    or (1 − run[maker(s), i]) where it may be from before T_i, + Σ bytes(s) lasts[s, i] over what may be kept at the
+    next cut ≤ budget.
+    """
+    for node, row in m.beside.items():
+        room = m.budget_bytes - m.step.base_bytes - touched_bytes(m.step, node)
+        terms: list[Any] = []
+        for beside in row:
+            nbytes = m.step.nbytes[beside.value]
+            if beside.until is not None:
+                terms.append(nbytes / m.byte_unit * m.lasts[beside.value, beside.until[1] - 1])
+            else:
+                remade = m.remade(beside)
+                if not isinstance(remade, int):
+                    terms.append(-nbytes / m.byte_unit * remade)
+                    remade = 0
+                room -= nbytes * (1 - remade)
+        yield f"{node}", pulp.lpSum(terms) <= room / m.byte_unit
+
+
+EQUATIONS: dict[str, Callable[[CutModel], Constraints]] = {
+    "everything_runs": everything_runs,
+    "reads": reads,
+    "keeps": keeps,
+    "stays": stays,
+    "since": since,
+    "reads_since": reads_since,
+    "memory": memory,
+    "lasting": lasting,
+    "memory_beside": memory_beside,
+}
+"""The function that writes each equation; a constraint's name is `reads_…` and so on."""
+
+
+def _certain(there: object) -> bool:
+    """Return whether a sum of variables and numbers is at least 1 whatever the variables are."""
+    constant = there if isinstance(there, int) else getattr(there, "constant", 0)
+    return isinstance(constant, (int, float)) and constant >= 1

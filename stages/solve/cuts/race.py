@@ -1,0 +1,34 @@
+"""Shares the time among the ways to compute a step: the least of their bounds counts, so that is what is improved."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from stowage.stages.solve.cuts.way import CLOSE, CutWay
+
+
+def improve_all(ways: Sequence[CutWay], seconds: float) -> None:
+    """Improve the bounds of all ways, and find schedules.
+
+    The way with the least bound is always the next, until the fastest schedule that is known is about as fast as that
+    bound, or nothing is left to try.
+
+    Args:
+        ways: the ways.
+        seconds: for all of them together; what has been proven by then counts.
+    """
+    deadline_s = time.monotonic() + seconds
+    going = {k: way.improve(deadline_s) for k, way in enumerate(ways)}
+    while going and time.monotonic() < deadline_s:
+        fastest_s = min(way.fastest_s for way in ways)
+        if fastest_s <= min(way.bound_s for way in ways) * (1 + CLOSE):
+            return
+        k = min(going, key=lambda k: (ways[k].bound_s, k))
+        if ways[k].bound_s > fastest_s:
+            del going[k]  # no schedule of it can win
+            continue
+        try:
+            next(going[k])
+        except StopIteration:
+            del going[k]

@@ -1,0 +1,134 @@
+"""Bounds one way to compute the step by cuts, and looks for a schedule of it that is as fast as the bound."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Sequence
+
+from stowage.stages.formulations.cuts.choice import Choice
+from stowage.stages.formulations.cuts.schedule import order_of
+from stowage.stages.formulations.cuts.solve import CutAnswer, solve_cuts
+from stowage.stages.formulations.cuts.step_graph import StepGraph
+from stowage.stages.ir.plan import PlanRow
+from stowage.stages.rewrite import Way
+from stowage.stages.solve.program.chain import Execution
+from stowage.stages.solve.program.program import StepProgram
+from stowage.stages.solver.outcome import SolverSettings
+
+GAP = 1e-4
+"""Gap of one solve, of the whole step's time."""
+
+CLOSE = 2e-4
+"""Relative distance to the bound from which on nothing better is looked for."""
+
+SINGLE_CUTS = 4
+"""Places for a single cut that are tried at first, where the plan needs most memory."""
+
+ROUNDS = 12
+"""Times that cuts are added."""
+
+
+class CutWay:
+    """Improves the bound of one way, solve by solve.
+
+    Attributes:
+        way: the trace and its nodes.
+        step: its graph.
+        program: its program.
+        bound_s: no schedule of the way takes less.
+        cuts: the cuts of that bound; none while it is the time of every node once.
+        fastest_s: the time of the fastest schedule that is known to fit.
+        found: that schedule, where the cuts found it.
+    """
+
+    def __init__(self, way: Way, program: StepProgram, rows: Sequence[PlanRow], budget_bytes: int) -> None:
+        """Begin with what is known.
+
+        Args:
+            way: the trace and its nodes.
+            program: its program.
+            rows: a plan of the way that fits; none where none is known.
+            budget_bytes: of the device.
+        """
+        self.way = way
+        self.step = StepGraph.of(way.trace, way.nodes)
+        self.program = program
+        self._budget_bytes = budget_bytes
+        self._known = [r.node for r in rows if r.action == "compute"]
+        self._peaks = dict[int, int]()
+        for row in rows:
+            if row.action == "compute":
+                self._peaks.setdefault(row.node, row.peak_bytes)
+        self.bound_s = sum(n.time_s for n in way.nodes)
+        self.cuts: tuple[int, ...] = ()
+        self.fastest_s = self._time_s(self._known) if rows else float("inf")
+        self.found: list[Execution] | None = None
+        self._choice = Choice(self.step)
+
+    @property
+    def close(self) -> bool:
+        """Return whether a schedule is known that is about as fast as the bound."""
+        return self.fastest_s <= self.bound_s * (1 + CLOSE)
+
+    def improve(self, deadline_s: float) -> Generator[None]:
+        """Solve for one set of cuts after another, until there is nothing to improve or time is over.
+
+        Args:
+            deadline_s: on the clock of `time.monotonic`.
+        """
+        if self.close:
+            return
+        single = yield from self._single(deadline_s)
+        if single is None:
+            return
+        cuts = [single]
+        for _ in range(ROUNDS):
+            answer = self._solve(cuts, deadline_s)
+            yield
+            if answer is None or not answer.runs or self.close:
+                return
+            order = self._judged(answer)
+            cuts = sorted({*cuts, *self._choice.more(cuts, order, self._level, self._budget_bytes)})
+            if len(cuts) == len(answer.cuts) or answer.status != "optimal":
+                return
+
+    def _single(self, deadline_s: float) -> Generator[None, None, int | None]:
+        """Return the node whose cut alone bounds most, by linear relaxations."""
+        places = self._choice.hottest(self._peaks, SINGLE_CUTS)
+        bounds: dict[int, float] = {}
+        while places:
+            for place in places:
+                answer = self._solve([place], deadline_s, integral=False)
+                if answer is None:
+                    return max(bounds, key=lambda n: bounds[n]) if bounds else None
+                bounds[place] = answer.bound_s
+                yield
+            best = max(bounds, key=lambda n: bounds[n])
+            places = [n for n in self._choice.beside(best) if n not in bounds]
+        return best
+
+    def _solve(self, cuts: Sequence[int], deadline_s: float, *, integral: bool = True) -> CutAnswer | None:
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            return None
+        settings = SolverSettings(left_s, GAP)
+        answer = solve_cuts(self.step, cuts, self._budget_bytes, settings, integral=integral, known=self._known)
+        if answer.bound_s > self.bound_s:
+            self.bound_s, self.cuts = answer.bound_s, answer.cuts
+        return answer
+
+    def _judged(self, answer: CutAnswer) -> list[int]:
+        """Return the order that an answer describes, and keep it if it fits and is faster than what is known."""
+        found = [Execution(node, f"interval {interval}") for node, interval in order_of(self.step, answer)]
+        found = self.program.without_dead(found)
+        self._level = self.program.levels(found)
+        if max(self._level, default=0) <= self._budget_bytes:
+            found = self.program.retain_where_possible(found, self._budget_bytes)
+            order = [e.node for e in found]
+            if self._time_s(order) < self.fastest_s:
+                self.fastest_s, self.found, self._known = self._time_s(order), found, order
+            return order
+        return [e.node for e in found]
+
+    def _time_s(self, order: Sequence[int]) -> float:
+        return sum(self.way.nodes[n].time_s for n in order)

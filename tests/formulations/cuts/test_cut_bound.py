@@ -1,0 +1,36 @@
+"""The bound of the cut formulation against exhaustive search."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from stowage.stages.formulations.cuts.domain import Domain
+from stowage.stages.formulations.cuts.solve import ROUNDING, solve_cuts
+from stowage.stages.solver.outcome import SolverSettings
+from tests.formulations.cuts.every_schedule import fastest
+from tests.formulations.cuts.tiny_steps import chains_of_cuts, peak_bytes, tiny_steps
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_the_bound_is_never_above_the_fastest_of_all_schedules(data: st.DataObject) -> None:
+    """Neither the bound of the integer program nor that of its relaxation, for any cuts and any budget."""
+    step = data.draw(tiny_steps())
+    cuts = data.draw(chains_of_cuts(step))
+    whole = peak_bytes(step)
+    budget = whole - data.draw(st.integers(0, 8))
+    optimum = fastest(step, budget)
+    once_s = sum(n.time_s for n in step.nodes)
+    certain = [n for n, (first, last) in enumerate(Domain.of(step, cuts).first) if first == last and n not in cuts]
+    heavy = data.draw(st.sets(st.sampled_from(certain))) if certain else set[int]()
+    for integral in (True, False):
+        found = solve_cuts(step, cuts, budget, SolverSettings(20.0), heavy=heavy, integral=integral)
+        assert found.bound_s <= optimum * (1 + 1e-12)  # the same times may be added up in another order
+        assert found.bound_s >= once_s * (1 - ROUNDING)
+        if found.status == "infeasible":
+            event("proven infeasible")
+    event("tight" if found.bound_s >= optimum * (1 - 1e-5) and optimum > once_s * 1.01 else "loose or nothing again")
+    event("no schedule" if math.isinf(optimum) else "a schedule")

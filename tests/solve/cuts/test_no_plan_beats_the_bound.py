@@ -1,0 +1,112 @@
+"""No plan that the referee accepts is faster than the bound by cuts, whoever made it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stowage.stages.formulations.cuts.choice import Choice
+from stowage.stages.formulations.cuts.solve import solve_cuts
+from stowage.stages.formulations.cuts.step_graph import StepGraph
+from stowage.stages.ir.errors import Infeasible, ParameterError
+from stowage.stages.ir.methods import METHODS
+from stowage.stages.ir.plan import PlanRow
+from stowage.stages.ir.trace import TraceTables
+from stowage.stages.solve.cuts.way import CutWay
+from stowage.stages.solve.program.of_trace import program_of
+from stowage.stages.solve.request import PlanRequest
+from stowage.stages.solve.summary import Solved
+from stowage.stages.solve.variants import Variant, solve_variants
+from stowage.stages.solver.outcome import SolverSettings
+from tests.matrix import examples
+from tests.solve.prepared import Prepared, prepare_trace, prepared_zoo
+from tests.solve.synthetic_steps import training_steps
+
+SAME = 1 + 1e-12
+"""The same times may be added up in another order."""
+
+ALONE = [m.name for m in METHODS if not m.offloads and not m.whole]
+
+
+def _plans(prepared: Prepared, budget: int) -> list[Solved]:
+    found = []
+    for method in ALONE:
+        try:
+            found.append(prepared.solve(budget, method))
+        except (Infeasible, ParameterError):
+            continue
+    return found
+
+
+def _peaks(rows: Sequence[PlanRow]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for row in rows:
+        if row.action == "compute":
+            found.setdefault(row.node, row.peak_bytes)
+    return found
+
+
+@settings(max_examples=examples(25), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(training_steps(max_layers=6), st.floats(0, 1), st.data())
+def test_of_random_steps(trace: TraceTables, share: float, data: st.DataObject) -> None:
+    """At any chain of cuts on the spine, with heavy nodes between them, as programs of integers and relaxed."""
+    prepared = prepare_trace(trace)
+    rich = prepared.solve().summary
+    budget = rich.smallest_feasible_bytes + int(share * (rich.device_peak_bytes - rich.smallest_feasible_bytes))
+    step = StepGraph.of(trace, prepared.nodes)
+    plans = _plans(prepared, budget)
+    cuts: list[int] = []
+    for node in Choice(step).spine:
+        if (not cuts or step.precedes(cuts[-1], node)) and data.draw(st.booleans()):
+            cuts.append(node)
+    for integral in (True, False):
+        found = solve_cuts(step, cuts, budget, SolverSettings(10.0), integral=integral)
+        assert found.status != "infeasible"
+        for plan in plans:
+            assert plan.summary.step_time_s * SAME >= found.bound_s
+
+
+@pytest.mark.parametrize("name", ["gpt2", "unet", "lstm", "resnet", "transformer"])
+@pytest.mark.parametrize("optimizer", ["AdamW", ""])
+def test_of_models(name: str, optimizer: str) -> None:
+    """Every method at several budgets, with the cuts that planning itself makes; and none of its plans is slower."""
+    prepared = prepared_zoo(name, optimizer)
+    whole = prepared.solve().summary
+    least, most = whole.smallest_feasible_bytes, whole.device_peak_bytes
+    above_once = 0
+    for budget in (least, (3 * least + most) // 4, (least + most) // 2):
+        plans = _plans(prepared, budget)
+        auto = next(p for p in plans if p.summary.method != "rotor")
+        program = program_of(prepared.trace, prepared.nodes)
+        way = CutWay(Variant("plain", prepared.trace, prepared.nodes, prepared.blocks), program, auto.rows, budget)
+        for _ in way.improve(time.monotonic() + 10):
+            assert all(plan.summary.step_time_s * SAME >= way.bound_s for plan in plans)
+        above_once += bool(way.cuts)
+        assert way.fastest_s <= auto.summary.step_time_s * SAME
+    assert above_once
+
+
+def test_a_plan_states_its_bound_and_is_never_slower_for_it() -> None:
+    """The summary has kind, cuts and value, and the referee accepts what cuts have found."""
+    prepared = prepared_zoo("unet")
+    whole = prepared.solve().summary
+    variants = [Variant("plain", prepared.trace, prepared.nodes, prepared.blocks)]
+    methods = set[str]()
+    for share in (0.0, 0.2, 0.4, 0.7, 1.0):
+        least, most = whole.smallest_feasible_bytes, whole.device_peak_bytes
+        request = PlanRequest(least + int(share * (most - least)), slots=100)
+        before = solve_variants(variants, prepared.options, request).summary
+        solved = solve_variants(variants, prepared.options, PlanRequest(**{**vars(request), "cut_seconds": 10.0}))
+        after = solved.summary
+        prepared.judge(solved, request.device_budget_bytes)
+        assert (before.bound_s, before.bound_kind, before.bound_cuts) == (0.0, "", ())
+        assert after.lower_bound_s <= after.bound_s * SAME
+        assert after.bound_s <= after.step_time_s <= before.step_time_s
+        assert after.gap == pytest.approx(1 - after.bound_s / after.step_time_s)
+        assert after.bound_kind == ("cuts" if after.bound_cuts else "once")
+        methods.add(after.method)
+    assert "cuts" in methods, "no schedule by cuts was faster at any budget"
