@@ -13,6 +13,7 @@ from stowage.stages.device import device_of
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.defaults import (
     CUT_SECONDS,
+    EVICTION_RULES,
     MEMORY_SLOTS,
     MIN_SAMPLES,
     O_ILP_GAP,
@@ -37,7 +38,7 @@ class Effort:
         grid: budgets per distinct block.
         solver: limits of one solve for a block.
         o_ilp: limits of one solve of O-ILP, which decides what is offloaded.
-        o_ilp_searches: see `PlanRequest`.
+        o_ilp_searches, eviction_rules: see `PlanRequest`.
         slots: memory slots of RK-Rotor.
         cut_seconds: see `PlanRequest`; for the plan that is run, not for those that a search looks at.
     """
@@ -48,6 +49,7 @@ class Effort:
     solver: SolverSettings = field(default_factory=lambda: SolverSettings(time_limit_s=SOLVE_SECONDS))
     o_ilp: SolverSettings = field(default_factory=lambda: SolverSettings(O_ILP_SECONDS, O_ILP_GAP))
     o_ilp_searches: int = O_ILP_SEARCHES
+    eviction_rules: int = EVICTION_RULES
     slots: int = MEMORY_SLOTS
     cut_seconds: float = CUT_SECONDS
 
@@ -70,6 +72,7 @@ QUICK = Effort(
     solver=SolverSettings(time_limit_s=0.1),
     o_ilp=SolverSettings(time_limit_s=4.0, gap=0.02),
     cut_seconds=0.0,
+    eviction_rules=0,
 )
 """Effort for trying out: a plan in seconds, less good."""
 

@@ -123,6 +123,7 @@ class Planning(Costing):
             options_limits=self.effort.solver,
             o_ilp_limits=self.effort.o_ilp,
             o_ilp_searches=self.effort.o_ilp_searches,
+            eviction_rules=self.effort.eviction_rules,
             lower_tier=self.lower_tier,
             offloaded_at_rest=self.offloaded_at_rest,
             lossy=self.lossy,

@@ -108,7 +108,8 @@ def solve_costed(
     budget = reserve.usable_bytes
     store = PlanStore(how.stores / "solved")
     lasting = lower_tier.lasting() if lower_tier else None
-    limits = effort.grid, effort.solver, effort.o_ilp, effort.o_ilp_searches, effort.slots, cut_seconds
+    efforts = effort.o_ilp_searches, effort.slots, effort.eviction_rules, cut_seconds
+    limits = effort.grid, effort.solver, effort.o_ilp, efforts
     freezable = how.freeze.freezable(variants[0].trace) if how.freeze is not None else None
     frozen = (freezable,) if freezable is not None else ()
     leave = ("lossy", costed.max_gradient_error, tuple(costed.errors)) if how.lossy else ()

@@ -63,3 +63,6 @@ O_ILP_GAP: Final = 0.01
 
 O_ILP_SEARCHES: Final = 3
 """Number of searches with O-ILP for one plan: as it is, without updates on the CPU, and with the preprint's options."""
+
+EVICTION_RULES: Final = 6
+"""Rules of greedy eviction that a plan tries."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from stowage.stages.ir.defaults import MEMORY_SLOTS, METHOD, O_ILP_GAP, O_ILP_SEARCHES, O_ILP_SECONDS
+from stowage.stages.ir.defaults import EVICTION_RULES, MEMORY_SLOTS, METHOD, O_ILP_GAP, O_ILP_SEARCHES, O_ILP_SECONDS
 from stowage.stages.ir.lossy import GradientError
 from stowage.stages.ir.methods import METHODS, method_of
 from stowage.stages.solve.offload.tier import LowerTier
@@ -38,6 +38,7 @@ class PlanRequest:
         o_ilp_limits: limits of one solve of O-ILP.
         o_ilp_searches: searches with O-ILP that a plan with a lower tier may take, see `OffMate`; with 0 rules alone
             decide what is offloaded, unless the method is one of O-ILP's.
+        eviction_rules: rules of greedy eviction that are tried; 0 for none.
         lower_tier: the lower tier, if the plan may use one.
         offloaded_at_rest: names of parameters, states and gradients, as slots have them, that the plan of another
             micro-batch of the same training offloads between iterations: they had better be offloaded in this one too.
@@ -55,6 +56,7 @@ class PlanRequest:
     options_limits: SolverSettings = field(default_factory=lambda: SolverSettings(time_limit_s=0.0))
     o_ilp_limits: SolverSettings = field(default_factory=lambda: SolverSettings(O_ILP_SECONDS, O_ILP_GAP))
     o_ilp_searches: int = O_ILP_SEARCHES
+    eviction_rules: int = EVICTION_RULES
     lower_tier: LowerTier | None = None
     offloaded_at_rest: frozenset[str] = frozenset()
     lossy: bool = False

@@ -15,6 +15,7 @@ from stowage.stages.solve.binding import infeasible
 from stowage.stages.solve.collectives.group_race import GroupRace
 from stowage.stages.solve.collectives.groups import GroupPolicies
 from stowage.stages.solve.collectives.policies import ShardingPolicies
+from stowage.stages.solve.evicted import GreedyEviction, LeastEvicted
 from stowage.stages.solve.in_memory import (
     InMemory,
     keep_everything,
@@ -27,6 +28,7 @@ from stowage.stages.solve.known import Known
 from stowage.stages.solve.offload.offloader import Offloader
 from stowage.stages.solve.offload.sources import gradients_wait, offload_sources
 from stowage.stages.solve.program.chain import Chain
+from stowage.stages.solve.program.evicting import EVICTION
 from stowage.stages.solve.program.of_trace import program_of
 from stowage.stages.solve.program.order import Order
 from stowage.stages.solve.proposal import JudgedPlan, Source, Task
@@ -95,6 +97,8 @@ def _sources(task: Task, everything: Order, plans: JudgedPlans) -> Iterator[tupl
     sharded = any(n.collective for n in task.program.nodes) and request.method == "auto"
     if not request.offloads_only:
         yield InMemory(everything, request.method, request.slots), task
+        if request.method == "auto":
+            yield GreedyEviction(everything, plans), task
         if sharded:
             yield ShardingPolicies(policy_orders(order_maker_of(task), everything)), task
     if request.lower_tier is not None and not request.recomputes_only:
@@ -110,7 +114,10 @@ def _sources(task: Task, everything: Order, plans: JudgedPlans) -> Iterator[tupl
             yield GroupPolicies(offloader, plans), task
     if not plans.judged:
         yield InMemory(everything, request.method, request.slots, only_bound=True), task
+    lacking = all(p.method == EVICTION for p in plans.fitting)
     if not plans.fitting and request.method == "auto":
+        yield LeastEvicted(), task
+    if lacking and request.method == "auto":
         # Last resort: rounding to slots differs in a coarser table, and in Rotor's with its fewer options; one of them
         # may have a sequence whose true peak is lower by a little.
         yield InMemory(everything, request.method, max(1, request.slots // COARSER_SLOTS)), task
