@@ -25,6 +25,7 @@ from stowage.stages.ir.defaults import (
 from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.table import read_record, write_record
 from stowage.stages.options.tasks import GridSize
+from stowage.stages.solver.highs_process import end_process
 from stowage.stages.solver.outcome import SolverSettings
 
 
@@ -78,7 +79,8 @@ QUICK = Effort(
 
 
 def processor_s() -> float:
-    """Return the processor time of this process and of its children that have ended, so far."""
+    """Return the processor time of this process and of its children that have ended, so far; end the solver's first."""
+    end_process()
     used = os.times()
     return used.user + used.system + used.children_user + used.children_system
 

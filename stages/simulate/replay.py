@@ -81,6 +81,10 @@ class Replay:
         self.readers = Counter(s for n in self.update_of.values() for s in n.reads)
         self.arriving: dict[int, ComputeNode] = {}
         """Collectives under way, by the first storage that they create."""
+        self.written: set[int] = set()
+        """What they create."""
+        self.collected: Counter[int] = Counter()
+        """How many of them read or create each storage."""
         self.updating = set(start.updating)
         self.in_use = Counter(s for parameter in start.updating for s in self.update_of[parameter].reads)
         self.ever_offloaded = set(start.offloaded | start.reloading | start.copied | start.offloading)
@@ -159,7 +163,7 @@ class Replay:
             raise self.wrong(number, step, "it is already on its way")
         if self.in_use[storage]:
             raise self.wrong(number, step, "an update by the CPU is still reading it")
-        if any(storage in n.creates for n in self.arriving.values()):
+        if storage in self.written:
             raise self.wrong(number, step, "a collective is still writing it")
         self.offloading.add(storage)
         self.ever_offloaded.add(storage)
@@ -198,6 +202,8 @@ class Replay:
     def _arrived(self, number: int, step: Step) -> None:
         """End a collective: a scatter's buffer is freed, a gather copies its results out of one."""
         node = self.arriving.pop(step.storage)
+        self.written.difference_update(node.creates)
+        self.collected.subtract((*node.reads, *node.creates))
         if node.phase == "update":
             self.used -= node.workspace_bytes
         else:
@@ -205,7 +211,7 @@ class Replay:
 
     def collecting(self, storage: int) -> bool:
         """Return whether a collective under way reads a storage or creates it."""
-        return any(storage in n.creates or storage in n.reads for n in self.arriving.values())
+        return self.collected[storage] > 0
 
     def collective(self, number: int, step: Step) -> None:
         """Apply the rule of `gather` and `scatter`: the node runs, and nobody may touch its results until it ends."""
@@ -214,6 +220,8 @@ class Replay:
             raise self.wrong(number, step, "is no collective")
         self.compute(number, step)
         self.arriving[step.storage] = node
+        self.written.update(node.creates)
+        self.collected.update((*node.reads, *node.creates))
         if node.phase == "update":
             self.used += node.workspace_bytes  # the buffer of a scatter, until it ends
         block, again = node.block, self.rows.pop().recompute
@@ -251,8 +259,7 @@ class Replay:
         node = self.nodes[step.node]
         first = self.runs[node.node] == 0
         for storage in [*node.reads, *node.mutates]:
-            arriving = any(storage in n.creates for n in self.arriving.values())
-            if storage not in self.live or storage in self.reloading or arriving:
+            if storage not in self.live or storage in self.reloading or storage in self.written:
                 raise self.wrong(number, step, f"reads {self.storages[storage].name}, not in memory")
         current = {s: self.version.get(s, 0) for s in node.reads if not self.temporary[s] and s not in node.mutates}
         if first:

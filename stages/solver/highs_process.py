@@ -84,3 +84,8 @@ _of_this_thread = _OfThisThread()
 def solve_folder(folder: Path, timeout_s: float) -> bool:
     """Solve the model in a folder, in this thread's process."""
     return _of_this_thread.process.solve(folder, timeout_s)
+
+
+def end_process() -> None:
+    """End this thread's process, so that the system counts its time among those of children that have ended."""
+    _of_this_thread.process.stop()

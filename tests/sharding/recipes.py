@@ -62,9 +62,18 @@ def _language(architecture: str, **overrides: Any) -> Recipe:
 
 def llama_lora() -> Recipe:
     """Return Llama with adapters: its own weights do not train."""
+    return _with_adapters()
+
+
+def deep_llama_lora() -> Recipe:
+    """Return the same with more and wider layers, whose weights take most of the memory."""
+    return _with_adapters(hidden_size=64, intermediate_size=128, num_hidden_layers=4)
+
+
+def _with_adapters(**overrides: Any) -> Recipe:
     from peft import LoraConfig, get_peft_model
 
-    model = build_model("llama", dict(LLAMA), seed=0)
+    model = build_model("llama", LLAMA | overrides, seed=0)
     with seeded(0):
         adapted = get_peft_model(model, LoraConfig(r=4, lora_dropout=0.1, target_modules=["q_proj", "v_proj"]))
         for name, parameter in adapted.named_parameters():
@@ -127,6 +136,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "gpt2": gpt2,
     "t5": t5,
     "llama_lora": llama_lora,
+    "deep_llama_lora": deep_llama_lora,
     "resnet": resnet,
     "odd": odd,
     "wide": wide,

@@ -11,7 +11,6 @@ from torch import nn
 
 from stowage.flows.api.sharding.profile import Profile, profile_groups
 from stowage.flows.benchmarks.papers.machines import MACHINES
-from stowage.stages.partition.parameter_groups import merged
 from stowage.stages.workload.models import build_model
 from stowage.stages.workload.repeated import Repeated, repeated_lists
 from stowage.stages.workload.samples import sample_batch
@@ -138,16 +137,6 @@ def test_checkpointed_blocks_keep_what_crosses_their_borders(tmp_path: Path) -> 
         assert ours.backward_s == pytest.approx(theirs.backward_s + theirs.forward_s)
         assert ours.backward_peak_bytes >= theirs.saved_bytes
     assert model.is_gradient_checkpointing
-
-
-def test_merged_groups_hold_everything(tmp_path: Path) -> None:
-    model, batch, _ = ZOO["gpt2"]()
-    groups = profile(model, batch, tmp_path).groups
-    both = merged(groups[1:3])
-    assert both.modules == ("transformer.h.0", "transformer.h.1")
-    assert both.elements == groups[1].elements + groups[2].elements
-    assert both.saved_bytes == groups[1].saved_bytes + groups[2].saved_bytes
-    assert both.forward_peak_bytes == groups[1].saved_bytes + groups[2].forward_peak_bytes
 
 
 def test_opt_175b_is_profiled_without_being_in_memory(tmp_path: Path) -> None:

@@ -80,12 +80,14 @@ def planned_cells(rows: Sequence[PublishedRow], cells: PlanCells, batches: Colle
 
 
 def with_plans(rows: Rows, cells: Sequence[PlanCell]) -> Rows:
-    """Return the rows of Table 7 or 8 with the TFLOPS of plans."""
+    """Return the rows of Table 7 or 8 with the TFLOPS of plans; cells that are not planned stay as published."""
     words = {(cell.model, cell.ranks, cell.batch): cell.words for cell in cells}
-    return [
-        {**row, "plan_b": words.get((row["model"], row["ranks"], int(str(row["batch"]).split()[0])), "")}
-        for row in rows
-    ]
+
+    def of(row: Mapping[str, Any]) -> str:
+        name = row["model"], row["ranks"], int(str(row["batch"]).split()[0])
+        return words.get(name, str(row.get("plan_b", "")))
+
+    return [{**row, "plan_b": of(row)} for row in rows]
 
 
 def with_earlier(rows: Rows, published: Rows) -> Rows:

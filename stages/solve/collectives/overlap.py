@@ -7,11 +7,13 @@ for a scatter, with the update that reads it, comes so late that nobody waits, i
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+
+import numpy as np
 
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.step import Step
@@ -62,11 +64,13 @@ class _Rows:
         at_s: when each row would begin if collectives took no time of computing.
         touched: storages that each row needs as they are, or changes.
         of_storage: the rows that touch each storage, in their order.
+        changing: the rows among them that move, free or change it.
     """
 
     at_s: list[float]
     touched: list[frozenset[int]]
-    of_storage: dict[int, list[int]]
+    of_storage: Mapping[int, list[int]]
+    changing: Mapping[int, list[int]]
 
 
 def _rows_of(steps: Sequence[Step], outcome: Outcome, nodes: Sequence[ComputeNode]) -> _Rows:
@@ -87,10 +91,13 @@ def _rows_of(steps: Sequence[Step], outcome: Outcome, nodes: Sequence[ComputeNod
     for i, start_s in enumerate(at_s):
         latest = at_s[i] = max(latest, start_s) if start_s == start_s else latest
     of_storage: dict[int, list[int]] = defaultdict(list)
-    for i, storages in enumerate(touched):
+    changing: dict[int, list[int]] = defaultdict(list)
+    for i, (step, storages) in enumerate(zip(steps, touched, strict=True)):
         for storage in storages:
             of_storage[storage].append(i)
-    return _Rows(at_s, touched, of_storage)
+        for storage in nodes[step.node].mutates if step.kind == "compute" else storages:
+            changing[storage].append(i)
+    return _Rows(at_s, touched, of_storage, changing)
 
 
 def _is_collective(step: Step, nodes: Sequence[ComputeNode]) -> bool:
@@ -111,7 +118,7 @@ class _Overlap:
         rows: _Rows,
     ) -> None:
         self.steps, self.nodes, self.nbytes, self.lead = steps, nodes, nbytes, lead
-        self.room = [budget_bytes - row.peak_bytes for row in outcome.rows]
+        self.room = np.array([budget_bytes - row.peak_bytes for row in outcome.rows], dtype=np.int64)
         self.rows = rows
         self.key: dict[int, float] = {}
         """Position of a row that moves."""
@@ -144,29 +151,29 @@ class _Overlap:
         node = self.nodes[self.steps[i].node]
         need = sum(self.nbytes[s] for s in node.creates)
         wanted_s = min(self.rows.at_s[i], begins_s) - self.lead * node.time_s
-        fixed = {*node.creates, *node.reads}
-        first = i
-        while first > 0 and self.rows.at_s[first] > wanted_s:
-            if self.room[first - 1] < need or self._changes(first - 1, fixed, node.creates):
-                break
-            first -= 1
-        while first < i and self.room[first] < need + node.workspace_bytes:  # as it starts
-            first += 1
-        if first == i:
+        first = max(bisect_right(self.rows.at_s, wanted_s, 0, i + 1) - 1, self._latest_change(i, node) + 1, 0)
+        full = np.flatnonzero(self.room[first:i] < need)
+        first += int(full[-1]) + 1 if full.size else 0
+        startable = np.flatnonzero(self.room[first:i] >= need + node.workspace_bytes)
+        if not startable.size:
             return min(self.rows.at_s[i], begins_s)
-        for k in range(first, i):
-            self.room[k] -= need
+        first += int(startable[0])
+        self.room[first:i] -= need
         self.started[i] = first - 0.5
         return min(begins_s, max(self.rows.at_s[first], wanted_s))
 
-    def _changes(self, row: int, storages: Collection[int], made: Sequence[int]) -> bool:
-        """Say whether a row moves, frees or changes a storage, or uses an earlier copy of what is made."""
-        step = self.steps[row]
-        if step.node < 0 or step.kind != "compute":
-            return not self.rows.touched[row].isdisjoint(storages)
-        return not self.rows.touched[row].isdisjoint(made) or not set(self.nodes[step.node].mutates).isdisjoint(
-            storages
-        )
+    def _latest_change(self, i: int, node: ComputeNode) -> int:
+        """Return the last row before row `i` that changes what a node reads, or touches an old copy of what it makes.
+
+        It is -1 where there is none.
+        """
+        of_made = (self.rows.of_storage.get(s, ()) for s in node.creates)
+        of_read = (self.rows.changing.get(s, ()) for s in node.reads)
+        found = -1
+        for rows in (*of_made, *of_read):
+            before = bisect_left(rows, i)
+            found = max(found, rows[before - 1] if before else -1)
+        return found
 
     def _end_late(self, i: int, free_s: float) -> float:
         """Wait for the scatter of row `i` later, and update later; return when the lane is free again."""
@@ -176,16 +183,13 @@ class _Overlap:
         if not moving:
             return done_s
         held = sum(self.nbytes[s] for s in {*node.reads, *node.creates}) + node.workspace_bytes
+        limit = bisect_left(self.rows.at_s, done_s, i + 1, max(limit, i + 1))
         own = set(moving)
-        last = i
-        for k in range(i + 1, limit):
-            if self.rows.at_s[k] >= done_s or (k not in own and self.room[k] < held):
-                break
-            last = k
+        full = (i + 1 + int(k) for k in np.flatnonzero(self.room[i + 1 : limit] < held))
+        last = next((k for k in full if k not in own), limit) - 1
         if last == i:
             return done_s
-        for k in range(i + 1, last + 1):
-            self.room[k] -= held
+        self.room[i + 1 : last + 1] -= held
         self.started[i] = i - 0.25
         late = [i, *moving]
         for number, row in enumerate(late):

@@ -133,6 +133,8 @@ def test_planned_cells_become_a_column_of_tables_7_and_8() -> None:
     rows = [{"model": "GPT2-4b", "ranks": 4, "batch": batch, "elixir": 1} for batch in ("4", "8 †")]
     assert [row["plan_b"] for row in with_plans(rows, [cell])] == ["", "200"]
     assert with_plans(rows, [replace(cell, plan_s=None)])[1] == {**rows[1], "plan_b": "OOM"}
+    published = [{**rows[0], "plan_b": "150"}, {**rows[1], "plan_b": "160"}]
+    assert [row["plan_b"] for row in with_plans(published, [cell])] == ["150", "200"]
 
 
 def test_published_rows_stay_marked_until_their_cells_are_planned() -> None:

@@ -11,7 +11,7 @@ import pytest
 from stowage.flows.benchmarks.elixir.engines import Configuration
 from stowage.flows.benchmarks.elixir.group_plans import group_times, lowered_plan
 from stowage.flows.benchmarks.elixir.machines import DRIVER_BYTES, PCIE, SXM, ElixirMachine
-from stowage.flows.benchmarks.elixir.models import MODELS, Gpt2
+from stowage.flows.benchmarks.elixir.models import MODELS, OPT_175B, Gpt2
 from stowage.flows.benchmarks.elixir.plan_b import Case, case_of, planned, seconds_of
 from stowage.flows.benchmarks.elixir.plan_cells import fastest
 from stowage.flows.benchmarks.elixir.rank_time import rank_time, united
@@ -96,6 +96,21 @@ def test_a_plan_is_never_slower_than_any_choice_for_groups(
         if made.referee.fits(lowered):
             assert exact_s <= seconds_of(made, lowered)
             assert found.referee_s <= lowered.time_s
+
+
+def test_opt_175b_with_fewer_layers_is_planned_on_64_gpus(tmp_path: Path) -> None:
+    distinct = []
+    for layers in (3, 6):
+        c = Configuration(SXM, replace(OPT_175B, layers=layers), 64, 4)
+        problem = sharding_problem(c)
+        made = case_of(c, problem.machine, problem.device_budget, tmp_path)
+        made = replace(made, budget=made.costed.eager_peak_bytes // 2)
+        found = planned(made)
+        assert found is not None
+        assert found.device_bytes <= made.budget
+        assert found.referee_s >= found.bound_s > 0
+        distinct.append(len({b.block_hash for b in made.costed.variants[0].blocks}))
+    assert distinct[0] == distinct[1], "layers more are no blocks more to solve"
 
 
 def test_what_is_on_the_host_leaves_the_device(tmp_path: Path) -> None:
