@@ -3,6 +3,7 @@
 - `corpora`: data that are on every machine: Python's sources and documentation, and scikit-learn's digits.
 - `tasks`: three tasks, each a small model that was trained on something else before.
 - `pretraining`: what it was trained on before.
+- `coded`: forward and backward with values in codes, as a plan with leave has them.
 - `trials`: one training run under one policy.
 - `study`: all of them, stored one by one.
 - `summary`: means and deviations.

@@ -15,7 +15,7 @@ from stowage.flows.benchmarks.slimfit.lossy_plans import CASES, LossyRow, compar
 from stowage.flows.benchmarks.slimfit.models import MODELS
 from stowage.flows.benchmarks.slimfit.saved import saved_activations
 from stowage.flows.benchmarks.slimfit.study import RATES, SEEDS, run_study
-from stowage.flows.benchmarks.slimfit.summary import by_policy, differences, summarised
+from stowage.flows.benchmarks.slimfit.summary import by_policy, differences, exact, summarised, with_codes
 from stowage.flows.benchmarks.slimfit.tasks import TASKS
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.files import write_atomically
@@ -95,8 +95,12 @@ def run_accuracy(
         rows = run_study(out / "slimfit", say, tasks, policies, rates, seeds)
     finally:
         torch.set_num_threads(threads)
+    codes, rows = with_codes(rows), exact(rows)
     summary = summarised(rows)
-    keep(out, {"slimfit_accuracy": by_policy(summary), "slimfit_differences": differences(rows)})
+    keep(
+        out,
+        {"slimfit_accuracy": by_policy(summary), "slimfit_differences": differences(rows), "slimfit_codes": codes},
+    )
     accuracy_figure(summary).savefig(out / "slimfit_accuracy.png", dpi=110)
     return "\n".join(
         f"{r['policy']}, {r['rate']:.0%} frozen: {r['difference']:+.2f} ± {r['error']:.2f}" for r in differences(rows)

@@ -15,6 +15,11 @@ from stowage.stages.ir.files import write_atomically
 RATES = (0.5, 0.75, 0.9, 0.95)
 SEEDS = 5
 
+CODED_RATES = (0.0, 0.9)
+"""Rates at which the units that moved most train with codes too: SlimFit whole."""
+
+CODED_POLICY = "ils"
+
 
 def trials(tasks: Sequence[str], policies: Sequence[str], rates: Sequence[float], seeds: int) -> Iterator[Trial]:
     """Yield all trials, seed by seed, so that a study that is cut off has something of everything."""
@@ -24,6 +29,13 @@ def trials(tasks: Sequence[str], policies: Sequence[str], rates: Sequence[float]
             for rate in rates:
                 for policy in policies:
                     yield Trial(task, policy, rate, seed)
+            if CODED_POLICY in policies:
+                yield from (exact_trial(task, rate, seed, codes=True) for rate in CODED_RATES)
+
+
+def exact_trial(task: str, rate: float, seed: int, *, codes: bool = False) -> Trial:
+    """Return the trial with which codes are compared at a rate, or with codes the one that is compared."""
+    return Trial(task, CODED_POLICY if rate else BASELINE, rate, seed, codes=codes)
 
 
 def run_study(
@@ -34,7 +46,7 @@ def run_study(
     rates: Sequence[float] = RATES,
     seeds: int = SEEDS,
 ) -> list[dict[str, Any]]:
-    """Run what is not stored yet, and return all rows.
+    """Run what is not stored yet, and return all rows; those with codes have `codes`.
 
     Args:
         stores: a folder with a file for every trial, and the weights of pre-training.
@@ -51,6 +63,7 @@ def run_study(
             found = run_trial(trial, stores)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, json.dumps(found).encode())
-            say(f"{trial.task}, {trial.policy} {trial.rate}, seed {trial.seed}: {found['accuracy']:.1f}%")
+            codes = " with codes" if trial.codes else ""
+            say(f"{trial.task}, {trial.policy} {trial.rate}{codes}, seed {trial.seed}: {found['accuracy']:.1f}%")
         rows.append(json.loads(path.read_text()))
     return rows

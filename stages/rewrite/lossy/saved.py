@@ -17,7 +17,7 @@ from stowage.stages.rewrite.lossy.again import ATTENTION, CHEAP, draws
 SMALLEST = 1024
 """Values with fewer elements are left as they are."""
 
-ITEM_BYTES = {"float32": 4}
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """The types of values that are packed, with the bytes of an element."""
 
 _SEALED = frozenset(SEALS.values())
@@ -35,6 +35,7 @@ class Saved:
         readers: the backward calls that read it, or what is made again of it, views left out.
         again: the forward calls that are made again in backward, of what is unpacked.
         freed: the storages that backward read before, and that nothing keeps for it when this one is packed.
+        beside: the storages that forward makes, and that `again` reads besides: backward must find them.
     """
 
     storage: int
@@ -44,13 +45,20 @@ class Saved:
     readers: tuple[int, ...]
     again: tuple[int, ...] = ()
     freed: frozenset[int] = frozenset()
+    beside: frozenset[int] = frozenset()
+
+    def excludes(self, other: Saved) -> bool:
+        """Say whether one of two values packs what the other spares too, or needs as it is."""
+        own, others = {*self.freed, self.storage}, {*other.freed, other.storage}
+        return not (own.isdisjoint(others) and own.isdisjoint(other.beside) and others.isdisjoint(self.beside))
 
 
 def saved_values(trace: TraceTables, *, alone: bool = False) -> list[Saved]:
     """Return the values that may be packed, in the order of their makers; one for each call at most.
 
     Where what is computed of a value by cheap operators is saved too, it is computed again, of what is unpacked,
-    instead. No two values spare the same storage: of those that would, the one is taken that spares most.
+    instead. No two values spare the same storage, nor does one spare what another is computed of: of those that would,
+    the one is taken that spares most.
 
     Args:
         trace: the trace of a step.
@@ -66,12 +74,10 @@ def saved_values(trace: TraceTables, *, alone: bool = False) -> list[Saved]:
 
     candidates = [*search.found(through=False), *(s for s in search.found(through=True) if gain(s) > 0)]
     kept: list[Saved] = []
-    spared: set[int] = set()
     # Of as much with the fewest calls.
     for saved in sorted(candidates, key=lambda s: (-gain(s), len(s.again), s.maker)):
-        if spared.isdisjoint(saved.freed) and spared.isdisjoint([saved.storage]):
+        if not any(saved.excludes(other) for other in kept):
             kept.append(saved)
-            spared |= {*saved.freed, saved.storage}
     return sorted(kept, key=lambda saved: saved.maker)
 
 
@@ -144,7 +150,9 @@ class _Search:
             return None
         last = max([maker.call, *forward])
         freed = frozenset(s for s in (own, *made) if self._later(s))
-        return Saved(own, base, maker.call, last, tuple(sorted(readers)), tuple(c.call for c in again), freed)
+        read = {self._storage_of[v] for c in again for v in c.reads} - {own, *made}
+        beside = frozenset(s for s in read if self._roles[s] == "temporary")
+        return Saved(own, base, maker.call, last, tuple(sorted(readers)), tuple(c.call for c in again), freed, beside)
 
     def _later(self, storage: int) -> list[Call]:
         return [c for c in self._touched[storage] if c.phase != "forward"]
