@@ -11,6 +11,7 @@
 - `models`: the models of the SlimFit paper, with smaller batches.
 - `saved`: bytes that forward saves for backward, predicted and measured, against the freezing rate.
 - `lossy_plans`: plans with and without leave for codes: time, peak and what the gradient pays.
+- `pairs`: techniques that save memory alone, in pairs and all at once.
 - `pages`: describes the page.
 - `run`: the command.
 """

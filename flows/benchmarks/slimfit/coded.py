@@ -8,6 +8,7 @@ accuracy.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,29 +16,44 @@ from torch import nn
 
 from stowage.stages.ir.costs import Cost
 from stowage.stages.ir.lossy import Lossy
+from stowage.stages.ir.variant import PLAIN
 from stowage.stages.rewrite import rewritten
 from stowage.stages.rewrite.lossy import choices, described
 from stowage.stages.sensitivity import StepTensors, gradient_errors, run_trace
 from stowage.stages.trace import trace_step
 
 
-class CodedStep:
-    """Runs forward and backward of one model with values in codes.
+@dataclass(frozen=True)
+class Choice:
+    """What is kept in fewer bits.
 
     Attributes:
-        kept: what is kept in fewer bits, kind and class.
-        predicted_error: the most that the gradient may change by, as it was measured before training.
+        variant: the name of the rewrites.
+        kept: kind and class of each.
+        predicted_error: the most that the gradient may change by, as it was measured.
     """
 
-    def __init__(self, model: nn.Module, batches: Sequence[Any], lossy: Lossy) -> None:
-        """Measure what each kind does to the gradient on some batches, and choose within the limit."""
+    variant: str
+    kept: tuple[str, ...]
+    predicted_error: float
+
+
+def chosen_codes(model: nn.Module, batches: Sequence[Any], lossy: Lossy) -> Choice:
+    """Measure what each kind does to the gradient on some batches, and choose within the limit."""
+    trace = trace_step(model, batches[0])
+    errors = gradient_errors(trace, lossy.kinds, [StepTensors.of(model, batch) for batch in batches])
+    alike = {c.signature: Cost(c.signature, "", 1e-6, 0, 0, 0, "roofline") for c in trace.calls}
+    variant = next(iter(choices(trace, alike, errors, lossy)), PLAIN)
+    return Choice(variant, *described(trace, variant, errors))
+
+
+class CodedStep:
+    """Runs forward and backward of one model with values in codes."""
+
+    def __init__(self, model: nn.Module, batch: Any, variant: str) -> None:
+        """Record the step, and rewrite it as a variant."""
         self._model = model
-        trace = trace_step(model, batches[0])
-        errors = gradient_errors(trace, lossy.kinds, [StepTensors.of(model, batch) for batch in batches])
-        alike = {c.signature: Cost(c.signature, "", 1e-6, 0, 0, 0, "roofline") for c in trace.calls}
-        names = choices(trace, alike, errors, lossy)
-        self._packed = rewritten(trace, names[0]) if names else trace
-        self.kept, self.predicted_error = described(trace, names[0] if names else "plain", errors)
+        self._packed = rewritten(trace_step(model, batch), variant)
 
     def run(self, batch: Any) -> torch.Tensor:
         """Return the loss of a batch, and leave the gradients in `.grad` of what requires them."""

@@ -9,14 +9,15 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from stowage.flows.benchmarks.slimfit.coded import CodedStep
-from stowage.flows.benchmarks.slimfit.pretraining import optimizer_of, pretrained
+from stowage.flows.benchmarks.slimfit.coded import Choice, CodedStep, chosen_codes
+from stowage.flows.benchmarks.slimfit.pretraining import SEED, optimizer_of, pretrained
 from stowage.flows.benchmarks.slimfit.tasks import TASKS, Task, accuracy
 from stowage.stages.freezing.dynamics import Dynamics
 from stowage.stages.freezing.policies import Policy, Progressive, policy_named
@@ -72,9 +73,8 @@ def run_trial(trial: Trial, stores: Path) -> dict[str, Any]:
     task = TASKS[trial.task]()
     model = pretrained(task, trial.seed, stores)
     began = time.perf_counter()
-    coded = None
-    if trial.codes:
-        coded = CodedStep(model, [task.job.batch(trial.seed, i) for i in range(MEASURED)], Lossy())
+    codes = _codes(trial.task, stores) if trial.codes else None
+    coded = CodedStep(model, task.job.batch(trial.seed, 0), codes.variant) if codes is not None else None
     losses, active = _train(task, model, trial, coded)
     found = {
         "accuracy": accuracy(task, model),
@@ -82,8 +82,16 @@ def run_trial(trial: Trial, stores: Path) -> dict[str, Any]:
         "active": active,
         "seconds": time.perf_counter() - began,
     }
-    about = {"kept": list(coded.kept), "predicted_error": coded.predicted_error} if coded is not None else {}
+    about = {"kept": list(codes.kept), "predicted_error": codes.predicted_error} if codes is not None else {}
     return {**trial.key(), **found, **about}
+
+
+@cache
+def _codes(name: str, stores: Path) -> Choice:
+    """Choose a task's codes by the model as it was pre-trained, for all seeds."""
+    task = TASKS[name]()
+    model = pretrained(task, SEED, stores)
+    return chosen_codes(model, [task.job.batch(SEED, i) for i in range(MEASURED)], Lossy())
 
 
 def _train(task: Task, model: nn.Module, trial: Trial, coded: CodedStep | None) -> tuple[list[float], float]:
