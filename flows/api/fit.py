@@ -90,7 +90,7 @@ def _make_step(
         method=choices.method,
     )
     known = KnownOptimizer(optimizer) if optimizer is not None else None
-    freezing = freezing_of(choices.freeze, optimizer, choices.device_budget, alone=choices.group is None)
+    freezing = freezing_of(choices.freeze, optimizer, alone=choices.group is None)
     if ranks is not None:
         notice = run_together(ranks, model, optimizer, _settings(steps, choices))
         if notice:

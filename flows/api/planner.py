@@ -82,7 +82,7 @@ class Planner:
         effort: Effort | None = None,
         in_full: bool = False,
         slow: Callable[[], None] = lambda: None,
-        live: Callable[[], AbstractContextManager[StepTensors]] | None = None,
+        live: Callable[[], AbstractContextManager[list[StepTensors]]] | None = None,
     ) -> Planned:
         """Plan a training step.
 
@@ -94,7 +94,7 @@ class Planner:
             effort: replaces the planner's effort.
             in_full: measure and search, unless everything fits anyway.
             slow: called before anything is measured or searched in full.
-            live: lends the tensors that the step reads, to measure with; needed where there is leave for lossy plans.
+            live: lends the tensors that the step reads, for each batch to measure on; needed where there is leave for lossy plans.
 
         Raises:
             StowageError: see the stages; `Infeasible` when the budget cannot be met.
@@ -180,7 +180,7 @@ class Planner:
         largest: MicroBatch | None,
         offloaded_at_rest: frozenset[str],
         effort: Effort,
-        live: Callable[[], AbstractContextManager[StepTensors]] | None,
+        live: Callable[[], AbstractContextManager[list[StepTensors]]] | None,
     ) -> Planned:
         step = StepToPlan(
             model=self.model,
@@ -221,13 +221,13 @@ class Planner:
         nodes, blocks = list(variant.nodes), list(variant.blocks)
         return finish(variant.trace, nodes, blocks, found.options, solved, stores, eager_peak_bytes)
 
-    def _leave(self, live: Callable[[], AbstractContextManager[StepTensors]] | None) -> Leave | None:
+    def _leave(self, live: Callable[[], AbstractContextManager[list[StepTensors]]] | None) -> Leave | None:
         if self.lossy is None or live is None:
             return None
 
         def errors(trace: TraceTables, lossy: Lossy) -> list[GradientError]:
             with live() as tensors:
-                return gradient_errors(trace, lossy.kinds, [tensors], progress=self.watch.part)
+                return gradient_errors(trace, lossy.kinds, tensors, progress=self.watch.part)
 
         return Leave(self.lossy, errors)
 

@@ -99,7 +99,8 @@ class Chosen:
                 continue
             found = compressed_sites(trace, CODECS[kind])
             for saved in found if sites is None else [found[site] for site in sites]:
-                packed[keys[saved.maker], trace.values[saved.base].output] = kind
+                for part in saved.parts:
+                    packed[keys[part.maker], trace.values[part.base].output] = kind
                 again.update(keys[c] for c in saved.again)
         return Chosen(packed, frozenset(again))
 

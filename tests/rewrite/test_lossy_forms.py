@@ -1,4 +1,4 @@
-"""Values of 16 bits, and what a layer normalisation that never trains reads, kept in fewer bits."""
+"""Values of 16 bits, what a layer normalisation that never trains reads, and q, k and v, kept in fewer bits."""
 
 from __future__ import annotations
 
@@ -96,3 +96,32 @@ def test_values_of_every_type(dtype: torch.dtype) -> None:
     assert tried >= 6
     kinds = {kind for kind, _ in Classes(trace).members(KINDS)}
     assert ("bf16" in kinds) == (dtype == torch.float32), "elsewhere it would have as many bits"
+
+
+class Attention(nn.Module):
+    """Fused attention of q, k and v that are three tensors, and what follows from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (layer(x).unflatten(-1, (2, 32)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        found = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(found.transpose(1, 2).flatten(2)).square().mean()
+
+
+@pytest.mark.parametrize("kind", ["bf16", "int8_tensor", "int4_group"])
+def test_q_k_and_v_are_packed_together(kind: str) -> None:
+    x = torch.randn(3, 16, WIDTH, generator=torch.Generator().manual_seed(0))
+    trace = traced(Attention(), x)
+    attention = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+    (q,) = (c.call for c in trace.calls if c.target == attention)
+    packed = equal_to_hooks(Attention(), Attention(), x, kind)
+    assert len([s for s in packed.storages if s.name.endswith("_codes")]) == 3 + 1, "q, k, v, and the output's error"
+    assert len([c for c in packed.calls if c.target == attention and c.phase == "backward"]) == 1
+    kept = {trace.values[v].storage for v in trace.calls[q].returns if v >= 0}
+    kept |= {trace.values[v].storage for v in trace.calls[q].reads}
+    read = {packed.values[v].storage for c in packed.calls if c.phase == "backward" for v in c.reads}
+    assert read.isdisjoint(kept), "none of them waits for backward"

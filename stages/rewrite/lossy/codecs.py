@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from stowage.stages.ir.trace import TraceTables, Value
@@ -52,8 +52,12 @@ class Codec:
     alone: bool = False
 
     def fits(self, trace: TraceTables, saved: Saved) -> bool:
-        """Say whether it can pack a value, in fewer bits than the value has."""
-        return self.bits < 8 * ITEM_BYTES[trace.values[saved.base].dtype] and self.can_pack(trace, saved)
+        """Say whether it can pack a value and what goes with it, in fewer bits than they have."""
+        return all(
+            self.bits < 8 * ITEM_BYTES[trace.values[part.base].dtype]
+            and self.can_pack(trace, replace(saved, base=part.base, storage=part.storage))
+            for part in saved.parts
+        )
 
 
 def _any(trace: TraceTables, saved: Saved) -> bool:
