@@ -55,9 +55,9 @@ CODES = Section(
     "slimfit_codes",
     "What codes cost",
     "Accuracy on what was held out, in percent, with values for backward in fewer bits and without, the same seeds. "
-    "All kinds of codes are allowed, the gradient may change by 1% (the default), and of all choices within this limit "
-    "the one is taken that spares most bytes; errors were measured on four batches, once for each task. With 90% frozen "
-    "the units that moved most train (SlimFit whole).",
+    "All kinds of codes are allowed, the gradient may change by 1% (the default), and of all choices within this "
+    "limit the one is taken that spares most bytes; errors were measured on four batches, once for each task. With "
+    "90% frozen the units that moved most train (SlimFit whole).",
     SLIMFIT,
     (
         text("task", "task"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,15 +23,16 @@ CODED_POLICY = "ils"
 
 
 def trials(tasks: Sequence[str], policies: Sequence[str], rates: Sequence[float], seeds: int) -> Iterator[Trial]:
-    """Yield all trials, seed by seed, so that a study that is cut off has something of everything."""
+    """Yield all trials, seed by seed, so that a study that is cut off has something of everything; codes come last."""
     for seed in range(seeds):
         for task in tasks:
             yield Trial(task, BASELINE, 0.0, seed)
             for rate in rates:
                 for policy in policies:
                     yield Trial(task, policy, rate, seed)
-            if CODED_POLICY in policies:
-                yield from (exact_trial(task, rate, seed, codes=True) for rate in CODED_RATES)
+    if CODED_POLICY in policies:
+        for rate, seed, task in itertools.product(CODED_RATES, range(seeds), tasks):
+            yield exact_trial(task, rate, seed, codes=True)
 
 
 def exact_trial(task: str, rate: float, seed: int, *, codes: bool = False) -> Trial:
