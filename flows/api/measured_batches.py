@@ -1,4 +1,4 @@
-"""Chooses the batches on which is measured what codes do to the gradient: those that have the form of the step's own."""
+"""Chooses the batches on which is measured what codes do to the gradient: those of the form of the step's own."""
 
 from __future__ import annotations
 

@@ -94,7 +94,8 @@ class Planner:
             effort: replaces the planner's effort.
             in_full: measure and search, unless everything fits anyway.
             slow: called before anything is measured or searched in full.
-            live: lends the tensors that the step reads, for each batch to measure on; needed where there is leave for lossy plans.
+            live: lends the tensors that the step reads, for each batch to measure on; needed where there is leave for
+                lossy plans.
 
         Raises:
             StowageError: see the stages; `Infeasible` when the budget cannot be met.

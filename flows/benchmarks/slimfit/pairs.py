@@ -142,7 +142,8 @@ class _Job:
 
         with seeded(0):
             adapters = LoraConfig(r=RANK, target_modules=["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True)
-            return get_peft_model(model, adapters).train()
+            found: nn.Module = get_peft_model(model, adapters)
+        return found.train()
 
     def leave(self) -> dict[str, Any]:
         """Return the arguments of `fit` that allow the techniques, but for budget and method."""

@@ -32,12 +32,7 @@ def trials(tasks: Sequence[str], policies: Sequence[str], rates: Sequence[float]
                     yield Trial(task, policy, rate, seed)
     if CODED_POLICY in policies:
         for rate, seed, task in itertools.product(CODED_RATES, range(seeds), tasks):
-            yield exact_trial(task, rate, seed, codes=True)
-
-
-def exact_trial(task: str, rate: float, seed: int, *, codes: bool = False) -> Trial:
-    """Return the trial with which codes are compared at a rate, or with codes the one that is compared."""
-    return Trial(task, CODED_POLICY if rate else BASELINE, rate, seed, codes=codes)
+            yield Trial(task, CODED_POLICY if rate else BASELINE, rate, seed, codes=True)
 
 
 def run_study(
