@@ -460,12 +460,6 @@ class Settings(_Section):
         return self
 
     @model_validator(mode="after")
-    def _lossy_alone(self) -> Settings:
-        if self.lossy.kinds and self.trace.ranks > 1:
-            raise ValueError("lossy.kinds are for one process: set trace.ranks to 1, or lossy.kinds to []")
-        return self
-
-    @model_validator(mode="after")
     def _a_tier_of_the_device(self) -> Settings:
         if self.trace.device == "cpu" and self.solve.host_budget is not None:
             raise ValueError("solve.host_budget is for a GPU, and trace.device is cpu: give solve.offload_dir instead")

@@ -67,7 +67,9 @@ def main() -> None:
     table.unlink(missing_ok=True)
     if lossy is not None:
         live = [StepTensors.of(workload.model, batch, recorded.outside) for batch in batches]
-        write_rows(table, GradientError, gradient_errors(trace, lossy.kinds, live))
+        # Ranks measure nothing: it is the gradient of whole parameters on one rank's batches.
+        whole = trace if settings.ranks == 1 else with_updates(recorded, workload.model)
+        write_rows(table, GradientError, gradient_errors(whole, lossy.kinds, live))
     write_origin(ORIGIN, root, parameters, files, trace.meta.configuration_hash, locations)
     print(f"trace: {len(trace.calls)} calls, {len({c.signature for c in trace.calls})} of them distinct")
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
+from stowage.stages.ir.collectives import COLLECTIVES
 from stowage.stages.ir.operators import SEALS, SPENDS, without_overload
 from stowage.stages.ir.trace import Call, TraceTables, Value, base_values
 from stowage.stages.ir.updates import left_behind
@@ -172,7 +173,7 @@ class _Search:
             return None
         nbytes = trace.storages[own].nbytes
         largest = max(trace.storages[self._storage_of[v]].nbytes for v in maker.returns if v >= 0)
-        if maker.phase != "forward" or not maker.reads or nbytes < largest:
+        if maker.phase != "forward" or not maker.reads or nbytes < largest or maker.target in COLLECTIVES:
             return None
         base = trace.values[self._bases[own]]
         if not is_whole(base, nbytes):
