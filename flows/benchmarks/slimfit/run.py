@@ -15,6 +15,7 @@ from stowage.flows.benchmarks.slimfit.lossy_plans import CASES, LossyRow, compar
 from stowage.flows.benchmarks.slimfit.models import MODELS
 from stowage.flows.benchmarks.slimfit.pairs import TECHNIQUES, combinations, measured_pairs
 from stowage.flows.benchmarks.slimfit.saved import saved_activations
+from stowage.flows.benchmarks.slimfit.static import static_activations
 from stowage.flows.benchmarks.slimfit.study import RATES, SEEDS, run_study
 from stowage.flows.benchmarks.slimfit.summary import by_policy, differences, exact, summarised, with_codes
 from stowage.flows.benchmarks.slimfit.tasks import TASKS
@@ -31,7 +32,7 @@ MEASURED = "slimfit_measured.json"
 Rows = list[dict[str, Any]]
 
 
-PARTS = ("accuracy", "saved", "lossy", "pairs")
+PARTS = ("accuracy", "saved", "static", "lossy", "pairs")
 
 
 def run_parts(out: Path, say: Callable[[str], None], parts: str = "", names: str = "", seeds: int = SEEDS) -> str:
@@ -50,12 +51,19 @@ def run_parts(out: Path, say: Callable[[str], None], parts: str = "", names: str
     wanted = [part for part in parts.split(",") if part] or list(PARTS)
     chosen = [name for name in names.split(",") if name]
     _check("part", wanted, PARTS)
-    known = {"accuracy": tuple(TASKS), "saved": tuple(MODELS), "lossy": tuple(CASES), "pairs": TECHNIQUES}
+    known = {
+        "accuracy": tuple(TASKS),
+        "saved": tuple(MODELS),
+        "static": tuple(MODELS),
+        "lossy": tuple(CASES),
+        "pairs": TECHNIQUES,
+    }
     _check("task, model or technique", chosen, dict.fromkeys(name for part in wanted for name in known[part]))
     (out / MEASURED).unlink(missing_ok=True)
     run = {
         "accuracy": lambda asked: run_accuracy(out, say, asked, seeds=seeds),
         "saved": lambda asked: run_saved(out, say, asked),
+        "static": lambda asked: run_static(out, say, asked),
         "lossy": lambda asked: run_lossy(out, say, asked),
         "pairs": lambda asked: run_pairs(out, say, asked),
     }
@@ -123,6 +131,25 @@ def run_saved(out: Path, say: Callable[[str], None], names: Sequence[str] = ()) 
         return model.label, [{**asdict(row), "batch": model.batch} for row in saved_activations(model)]
 
     return _by_model(out, say, "slimfit_saved", names or tuple(MODELS), measure)
+
+
+def run_static(out: Path, say: Callable[[str], None], names: Sequence[str] = ()) -> str:
+    """Tell what saved values are for, against the freezing rate; rows of other models stay.
+
+    Args:
+        out: folder of results.
+        say: receives what people should know.
+        names: models, of `MODELS`; by default all.
+    """
+
+    def measure(name: str) -> tuple[str, Rows]:
+        model, rows = MODELS[name], dict[str, dict[str, Any]]()
+        for found in static_activations(model):
+            row = rows.setdefault(found.reader, {"model": model.label, "reader": found.reader})
+            row[f"at_{found.rate:.0%}"] = found.nbytes
+        return model.label, [row for row in rows.values() if row["at_0%"]]
+
+    return _by_model(out, say, "slimfit_static", names or tuple(MODELS), measure)
 
 
 def run_lossy(out: Path, say: Callable[[str], None], names: Sequence[str] = ()) -> str:
