@@ -114,8 +114,8 @@ LOSSY = Section(
     "slimfit_lossy",
     "Plans with and without leave",
     "One step without an update at shares of the activation budget: the exact plan, and the one that may keep values "
-    "in fewer bits as far as the gradient changes by 1% at most. Both run in turns; times are the least of the turns. "
-    "*Predicted error* is what the choice counted with, *error* is the gradient's, measured on the batch.",
+    "in fewer bits as far as the gradient changes by 1% at most. Both run in turns; times are the medians. "
+    "*Predicted error* is what the choice counted with, *error* is the gradient's, measured on another batch.",
     SLIMFIT,
     (
         text("model", "model"),
