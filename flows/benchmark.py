@@ -196,8 +196,10 @@ def elixir_plans(
 
 @application.command("slimfit")
 def slimfit(
-    parts: Annotated[str, typer.Option(help="What to measure: accuracy, saved, lossy, with commas.")] = "",
-    names: Annotated[str, typer.Option(help="Tasks, or models, with commas; all by default.")] = "",
+    parts: Annotated[
+        str, typer.Option(help="What to measure: accuracy, saved, static, lossy, pairs, with commas.")
+    ] = "",
+    names: Annotated[str, typer.Option(help="Tasks, models or techniques, with commas; all by default.")] = "",
     seeds: Annotated[int, typer.Option(help="How many seeds of each task.")] = 5,
     write: Write = None,
 ) -> None:

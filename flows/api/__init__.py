@@ -14,6 +14,7 @@
 - `late_weights.py`: loads the weights of a model that was built on the meta device.
 - `planner.py`: plans training steps and evaluations of one model.
 - `programs.py`, `steps.py`, `recent.py`: find or make the program for a batch, and keep the latest ones.
+- `measured_batches.py`: chooses the batches on which is measured what codes do to the gradient.
 - `micro_batches.py`: tells what micro-batch of an update a call is.
 - `binding.py`: makes executable programs of plans.
 - `recording.py`: traces steps that are new or have changed.

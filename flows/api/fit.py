@@ -90,13 +90,11 @@ def _make_step(
         method=choices.method,
     )
     known = KnownOptimizer(optimizer) if optimizer is not None else None
-    freezing = freezing_of(choices.freeze, optimizer, choices.device_budget, alone=choices.group is None)
+    freezing = freezing_of(choices.freeze, optimizer, alone=choices.group is None)
     if ranks is not None:
         notice = run_together(ranks, model, optimizer, _settings(steps, choices))
         if notice:
             choices.say(notice)
-    if ranks is not None and choices.lossy is not None:
-        raise ParameterError("lossy is for one process: leave it out, or train without a group of several ranks.")
     planner = Planner(
         model,
         known,
@@ -143,6 +141,7 @@ def _settings(steps: Steps, choices: Choices) -> dict[str, Any]:
         "check": choices.check,
         "new_shapes": choices.new_shapes,
         "programs": choices.programs,
+        "lossy": choices.lossy,
         "host_budget": choices.offload.host,
         "disk_budget": choices.offload.disk,
         "offload_dir": "one" if choices.offload.dir is not None else None,

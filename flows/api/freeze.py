@@ -13,7 +13,6 @@ from stowage.stages.freezing.policies import POLICIES, Policy, policy_named
 from stowage.stages.freezing.units import UNIT_KINDS
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.freezable import Distance, UnitKind
-from stowage.stages.settings.budgets import kind_of_budget
 
 
 @dataclass(frozen=True)
@@ -84,9 +83,7 @@ def freeze_of(freeze: Any) -> Freeze | None:
     return freeze
 
 
-def freezing_of(
-    freeze: Freeze | None, optimizer: torch.optim.Optimizer | None, device_budget: str | int, *, alone: bool
-) -> Freezing | None:
+def freezing_of(freeze: Freeze | None, optimizer: torch.optim.Optimizer | None, *, alone: bool) -> Freezing | None:
     """Return what planning needs to know of what is frozen; None where nothing is.
 
     Raises:
@@ -98,9 +95,4 @@ def freezing_of(
         raise ParameterError("freeze leaves parameters out of updates, but there is no optimizer: pass one to fit.")
     if not alone:
         raise ParameterError("freeze works in one process: leave out either freeze or group.")
-    if kind_of_budget(device_budget) in ("smallest", "slowdown"):
-        raise ParameterError(
-            f"device_budget {device_budget!r} is searched for, which freeze does not: give bytes, a percentage or "
-            "'auto'."
-        )
     return freeze.freezing()

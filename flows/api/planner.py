@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -82,7 +82,7 @@ class Planner:
         effort: Effort | None = None,
         in_full: bool = False,
         slow: Callable[[], None] = lambda: None,
-        live: Callable[[], AbstractContextManager[StepTensors]] | None = None,
+        live: Callable[[], AbstractContextManager[list[StepTensors]]] | None = None,
     ) -> Planned:
         """Plan a training step.
 
@@ -94,7 +94,8 @@ class Planner:
             effort: replaces the planner's effort.
             in_full: measure and search, unless everything fits anyway.
             slow: called before anything is measured or searched in full.
-            live: lends the tensors that the step reads, to measure with; needed where there is leave for lossy plans.
+            live: lends the tensors that the step reads, for each batch to measure on; needed where there is leave for
+                lossy plans.
 
         Raises:
             StowageError: see the stages; `Infeasible` when the budget cannot be met.
@@ -115,10 +116,14 @@ class Planner:
             rates = self.ranks.rates(torch.device(self._device_type()))  # among all ranks, before rank 0 plans alone
             known = self._buckets.get(micro_batch)
             sizes = [known] if known is not None else bucket_sizes(rates, self.ranks.count)
-            (found, self._buckets[micro_batch]), nbytes, said = self.ranks.from_first(
-                lambda: (plan_by_buckets(plan, micro_batch, sizes), self.budget.nbytes, self.budget.said),
-                "the plan of rank 0",
-            )
+            with ExitStack() as stack:
+                if self.lossy is not None and live is not None:
+                    # Rank 0 measures on whole parameters, which all ranks make together.
+                    live = _held(stack.enter_context(live()))
+                (found, self._buckets[micro_batch]), nbytes, said = self.ranks.from_first(
+                    lambda: (plan_by_buckets(plan, micro_batch, sizes), self.budget.nbytes, self.budget.said),
+                    "the plan of rank 0",
+                )
             self.budget.adopt(nbytes, said)
         else:
             found = plan(micro_batch)
@@ -180,7 +185,7 @@ class Planner:
         largest: MicroBatch | None,
         offloaded_at_rest: frozenset[str],
         effort: Effort,
-        live: Callable[[], AbstractContextManager[StepTensors]] | None,
+        live: Callable[[], AbstractContextManager[list[StepTensors]]] | None,
     ) -> Planned:
         step = StepToPlan(
             model=self.model,
@@ -188,7 +193,7 @@ class Planner:
             recorded=recorded,
             micro_batch=micro_batch,
             largest=largest,
-            leave=self._leave(live),
+            leave=self._leave(recorded, live),
         )
         how = self._how(effort, offloaded_at_rest)
         costed = cost_step(step, replace(how, target=self._target(self._device_type())))
@@ -221,13 +226,17 @@ class Planner:
         nodes, blocks = list(variant.nodes), list(variant.blocks)
         return finish(variant.trace, nodes, blocks, found.options, solved, stores, eager_peak_bytes)
 
-    def _leave(self, live: Callable[[], AbstractContextManager[StepTensors]] | None) -> Leave | None:
+    def _leave(
+        self, recorded: Recorded, live: Callable[[], AbstractContextManager[list[StepTensors]]] | None
+    ) -> Leave | None:
         if self.lossy is None or live is None:
             return None
 
         def errors(trace: TraceTables, lossy: Lossy) -> list[GradientError]:
+            if self.ranks is not None:  # a rank's own gradient, of whole parameters: averaging makes it no less true
+                trace = with_updates(recorded, self.model, micro_batch=MicroBatch())
             with live() as tensors:
-                return gradient_errors(trace, lossy.kinds, [tensors], progress=self.watch.part)
+                return gradient_errors(trace, lossy.kinds, tensors, progress=self.watch.part)
 
         return Leave(self.lossy, errors)
 
@@ -320,3 +329,8 @@ class Planner:
         self.agree({"traced forward": recorded_text(recorded)})
         self.ranks.rates(torch.device(self._device_type()))
         return self.ranks.from_first(plan, "the plan of rank 0")
+
+
+def _held(tensors: list[StepTensors]) -> Callable[[], AbstractContextManager[list[StepTensors]]]:
+    """Return what lends tensors that are lent already."""
+    return lambda: nullcontext(tensors)

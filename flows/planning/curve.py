@@ -15,6 +15,7 @@ from stowage.flows.planning.sizes import everything_kept
 from stowage.flows.planning.step import solve_costed
 from stowage.stages.ir.curve import CurvePoint
 from stowage.stages.ir.errors import Infeasible, NoRoomInLowerTier, ParameterError
+from stowage.stages.ir.freezable import Freezable
 from stowage.stages.settings.sizes import resolve_budget
 from stowage.stages.solve import Known, Solved, Sought, sought_budget
 from stowage.stages.solve.curve import never_slower_with_more, point_of, spread_points
@@ -47,7 +48,11 @@ class CurvePlanner:
     @cached_property
     def kept(self) -> Kept:
         """Return the step as it was recorded, with everything kept."""
-        return kept_of(self.costed.variants[0], self.reserve)
+        return kept_of(self.costed.variants[0], self.reserve, self._freezable)
+
+    @cached_property
+    def _freezable(self) -> Freezable | None:
+        return self.how.freeze.freezable(self.costed.variants[0].trace) if self.how.freeze is not None else None
 
     def solve(self, budget_bytes: int) -> Solved:
         """Return the plan within a budget; each is found once.
@@ -88,7 +93,7 @@ class CurvePlanner:
         if budget_bytes < self.kept.nbytes:
             return None
         request = self.how.request(budget_bytes - self.reserve(budget_bytes), self.costed.target)
-        found = everything_kept(self.costed.variants[0], request)
+        found = everything_kept(self.costed.variants[0], request, self._freezable)
         return found.solved if found is not None else None
 
     def reserve(self, budget_bytes: int) -> int:

@@ -51,7 +51,8 @@ class Guarding:
             return
         self._lacking(row)
         with self.under(self.guard(row)):
-            yield
+            with self._stand_ins(row):
+                yield
             runs = self._guards.forgets.get(row.row)
             if runs is not None:
                 start = len(self._names.lines)
@@ -109,6 +110,24 @@ class Guarding:
             self._names.surround(f"not {self._active(guard)}", start)
             for value in values:
                 self._names.define(value)
+
+    @contextmanager
+    def _stand_ins(self, row: PlanRow) -> Iterator[None]:
+        """Let something of their form stand for arguments that are not there, while what is inside runs."""
+        assert self._guards is not None
+        found = self._guards.stand_ins.get(row.row, ())
+        for one in found:
+            value, start = self._trace.values[one.value], len(self._names.lines)
+            kind = {"dtype": {"dtype": value.dtype}, "device": {"device": self._trace.meta.device}}
+            form = {"args": [list(value.shape), list(value.stride)], "kwargs": kind}
+            self._names.lines.append(self._names.made(one.value, "aten.empty_strided.default", json.dumps(form)))
+            self._names.surround(f"not {self._active(one.guard)}", start)
+            self._names.define(one.value)
+        yield
+        for one in found:
+            start = len(self._names.lines)
+            self._names.lack([one.value])
+            self._names.surround(f"not {self._active(one.guard)}", start)
 
     def _dropped(self, row: PlanRow) -> dict[int, list[int]]:
         """Return what may be read no more behind a row, by the guard of those that may read it still."""

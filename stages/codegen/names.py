@@ -97,6 +97,10 @@ class Identifiers:
         results = [_targets(one) for one in grouped(names, call.groups)]
         return f"{', '.join(results)}{',' if call.returns_many and len(results) == 1 else ''} = {text}"
 
+    def made(self, value: int, target: str, arguments: str) -> str:
+        """Return the text of an operator, assigned to the name of a value."""
+        return f"{self.name(value)} = {self._operation(target, arguments)}"
+
     def forget(self, storage: int) -> None:
         """Delete all names of a storage; those that not every run has given it are set to nothing."""
         values = self._of_storage.pop(storage, [])

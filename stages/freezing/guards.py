@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from stowage.stages.freezing.outputs import StandIn, stand_ins
 from stowage.stages.freezing.owners import Owners
 from stowage.stages.freezing.stretches import persistent_guards, started_by
 from stowage.stages.ir.actions import ACTIONS
@@ -35,6 +36,7 @@ class Guards:
         after: the guard under which storages that a row makes or reads are in memory behind it.
         releases: what is dropped behind a row unless something of a guard trains, besides what the plan frees.
         lacking: storages that a row reads where they are there, with their guards: the norms of gradients.
+        stand_ins: arguments of which only the form may be needed, each with the guard under which it is there.
         forgets: the guard of the later runs of a random node, where they may all be skipped though this run is not.
         later_runs: the guard of the later runs of a random node.
     """
@@ -44,6 +46,7 @@ class Guards:
     after: dict[int, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
     releases: dict[int, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
     lacking: dict[int, dict[int, int]] = field(default_factory=dict)
+    stand_ins: dict[int, list[StandIn]] = field(default_factory=dict)
     forgets: dict[int, int] = field(default_factory=dict)
     later_runs: dict[int, int] = field(default_factory=dict)
 
@@ -110,9 +113,15 @@ class _Backwards:
         lacking = self._owners.lacking(node)
         if any(own != guard for own in lacking.values()):
             found.lacking[number] = dict(lacking)
+        own = dict(lacking)
+        for one in stand_ins(self._trace, node, later, guard):
+            there = joined(one.guard, self._need[one.storage])
+            if not implies(guard, there):  # else what reads it later keeps it anyway
+                own[one.storage] = one.guard
+                found.stand_ins.setdefault(number, []).append(replace(one, guard=there))
         for storage in dict.fromkeys((*node.reads, *node.mutates)):
             if self._owners.passing(storage) and storage not in later:
-                self._touch(number, storage, lacking.get(storage, guard), self._need[storage])
+                self._touch(number, storage, own.get(storage, guard), self._need[storage])
         if node.random:
             runs = found.later_runs[number] = self._later_runs.get(step.node, 0)
             if runs and not implies(guard, runs):

@@ -14,7 +14,7 @@ from stowage.stages.freezing.owners import Owners
 from stowage.stages.freezing.projection import Guarded
 from stowage.stages.ir.masked_bytes import MaskedBytes
 from stowage.stages.ir.step import Step
-from stowage.stages.ir.units import ALWAYS
+from stowage.stages.ir.units import ALWAYS, joined
 from stowage.stages.simulate.replay import RANDOM_STATE_BYTES
 
 
@@ -77,6 +77,9 @@ class _Levels:
             self._take(storage, guard if storage in made else outputs[storage])
         if number in plan.taken:
             own[guard] -= self._size[plan.taken[number]]
+        for one in plan.guards.stand_ins.get(number, ()):  # it is there, or something of its form is
+            own[joined(guard, one.guard)] += self._size[one.storage]
+            own[one.guard] -= self._size[one.storage]
         own.update(self._together)
         if step.node in self._updates:
             self._together[guard] += node.workspace_bytes

@@ -1,4 +1,4 @@
-"""Finds results of backward kernels that may be left out under a mask: those that a flag of the call asks for."""
+"""Finds what backward kernels need not do under a mask: results that a flag asks for, and arguments for these alone."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.trace import Call, TraceTables
+from stowage.stages.ir.units import ALWAYS, implies
 
 FLAGGED = frozenset(
     {
@@ -18,6 +19,12 @@ FLAGGED = frozenset(
     }
 )
 """Kernels whose last argument has a flag for each result, `output_mask`; eager's engine sets it by what trains."""
+
+SHAPED = {"aten.convolution_backward.default": (1, 1)}
+"""Kernels that read the contents of an argument for one result alone: the positions of both.
+
+Of the input of a convolution the gradient of its input takes the form, and the gradient of its weight the contents.
+"""
 
 
 @dataclass(frozen=True)
@@ -60,3 +67,40 @@ def without_unread(
     calls: Sequence[Call] = [trace.calls[c] for c in node.calls]
     out = {o.storage for c in calls for o in optional_results(trace, c, later, guard) if not o.guard & mask}
     return replace(node, creates=tuple(s for s in node.creates if s not in out)) if out else node
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """An argument of which a row reads the contents only if something of a guard trains, and else the form alone.
+
+    Attributes:
+        value: the argument.
+        storage: the storage that it covers.
+        guard: the units for which its contents are read.
+    """
+
+    value: int
+    storage: int
+    guard: int
+
+
+def stand_ins(trace: TraceTables, node: ComputeNode, later: Mapping[int, int], guard: int) -> Iterator[StandIn]:
+    """Yield the arguments of a row that may be anything of their form under some masks under which it runs.
+
+    Args:
+        trace: the trace of the step.
+        node: what the row computes.
+        later: the guard of what reads each storage that it makes.
+        guard: the guard of the row.
+    """
+    read = [trace.values[v].storage for c in node.calls for v in trace.calls[c].reads]
+    for call in (trace.calls[c] for c in node.calls):
+        if call.target not in SHAPED:
+            continue
+        position, output = SHAPED[call.target]
+        value = trace.values[json.loads(call.arguments)["args"][position]["value"]]
+        own = later.get(trace.values[call.returns[output]].storage, ALWAYS) if call.returns[output] >= 0 else ALWAYS
+        whole = value.call >= 0 and not trace.calls[value.call].is_view and value.offset == 0
+        alone = trace.storages[value.storage].role == "temporary" and read.count(value.storage) == 1
+        if whole and alone and own and not implies(guard, own):
+            yield StandIn(value.value, value.storage, own)

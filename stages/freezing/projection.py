@@ -133,6 +133,11 @@ class Guarded:
         node = without_unread(self.trace, node, guards.outputs[number], guards.rows[number], mask)
         if node.takes:  # rows that do not run, and what dies earlier, change nothing in the code of a sum
             node = replace(node, takes=(self.taken[number],) if number in self.taken else ())
+        absent = {one.storage for one in guards.stand_ins.get(number, ()) if not one.guard & mask}
+        if absent:  # something of their form is made for the row
+            nbytes = sum(self.trace.storages[s].nbytes for s in absent)
+            reads = tuple(s for s in node.reads if s not in absent)
+            node = replace(node, reads=reads, workspace_bytes=node.workspace_bytes + nbytes)
         lacking: Mapping[int, int] = guards.lacking.get(number, {})
         if not lacking:
             return node
@@ -142,6 +147,7 @@ class Guarded:
         """Return the storages that die behind a row under a mask, though the plan frees them later."""
         releases = self.guards.releases.get(number, {})
         unmade = set(self.nodes[step.node].creates).difference(nodes[step.node].creates) if step.node >= 0 else set()
+        unmade |= {one.storage for one in self.guards.stand_ins.get(number, ()) if not one.guard & mask}
         lacking = self.guards.lacking.get(number, {})
         return [
             s for s, later in releases.items() if not later & mask and s not in unmade and lacking.get(s, mask) & mask

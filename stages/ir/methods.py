@@ -89,6 +89,7 @@ METHODS = (
     Method("tw_remat", "the whole step as one block, by TW-Remat alone", whole=True, compared=True, only="tw_remat"),
     Method("recompute_all", "every block is computed again", fixed=True, polishes=False),
     Method("chen_sqrt", "√n checkpoints", fixed=True, polishes=False),
+    Method("keep_all", "everything is kept", fixed=True, polishes=False, public=False),
     Method("offmate_preprint", "whole blocks are offloaded", offloads=True, whole_blocks=True, public=False),
 )
 """All methods, in the order in which messages list them."""

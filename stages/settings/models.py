@@ -27,9 +27,9 @@ from stowage.stages.ir.defaults import (
 )
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.freezable import Distance, FreezeChoice, PolicyName, UnitKind
-from stowage.stages.ir.lossy import KINDS, MAX_GRADIENT_ERROR, Lossy
+from stowage.stages.ir.lossy import KINDS, MAX_GRADIENT_ERROR, MEASURED_BATCHES, Lossy
 from stowage.stages.ir.methods import MethodName, method_of
-from stowage.stages.settings.budgets import check_budget, kind_of_budget
+from stowage.stages.settings.budgets import check_budget
 from stowage.stages.settings.sizes import parse_bytes
 
 Seed = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
@@ -380,8 +380,6 @@ class SolveSettings(_Section):
 
     @model_validator(mode="after")
     def _a_tier_for_it(self) -> SolveSettings:
-        if self.freeze is not None and kind_of_budget(self.device_budget) in ("smallest", "slowdown"):
-            raise ValueError(f"freeze needs a budget in bytes, in percent or auto, not {self.device_budget}")
         if self.disk_budget is not None and self.offload_dir is None:
             raise ValueError("disk_budget needs offload_dir: name the folder in which offloaded tensors live")
         if method_of(self.method).offloads and self.offload_dir is None and self.host_budget is None:
@@ -396,10 +394,12 @@ class LossySettings(_Section):
         kinds: kinds of codes that may be used, see `ir/lossy.py`; `all` for every one, none where every number must be
             plain PyTorch's.
         max_gradient_error: most that the gradient may change by: the norm of the difference over its norm.
+        batches: number of batches on which it is measured; one where a function of yours makes the batch.
     """
 
     kinds: Literal["all"] | list[str] = []
     max_gradient_error: Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)] = MAX_GRADIENT_ERROR
+    batches: Annotated[int, Field(gt=0, le=64)] = MEASURED_BATCHES
 
     @model_validator(mode="after")
     def _known_kinds(self) -> LossySettings:
@@ -457,12 +457,6 @@ class Settings(_Section):
         if wrong := {key: right for key, (given, right) in have.items() if given != right}:
             needed = " and ".join(f"{key} to {right}" for key, right in wrong.items())
             raise ValueError(f"solve.method {method.name} needs another graph or other schedules: set {needed}")
-        return self
-
-    @model_validator(mode="after")
-    def _lossy_alone(self) -> Settings:
-        if self.lossy.kinds and self.trace.ranks > 1:
-            raise ValueError("lossy.kinds are for one process: set trace.ranks to 1, or lossy.kinds to []")
         return self
 
     @model_validator(mode="after")

@@ -14,7 +14,7 @@ from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.curve import CurvePoint
 from stowage.stages.ir.defaults import CUT_SECONDS, O_ILP_SEARCHES
 from stowage.stages.ir.errors import MIB, ParameterError, size_text
-from stowage.stages.ir.freezable import FreezeChoice
+from stowage.stages.ir.freezable import Freezable, FreezeChoice
 from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.lossy import ERRORS, GradientError
 from stowage.stages.ir.plan import Option, PlanRow, Slot
@@ -41,7 +41,7 @@ from stowage.stages.solve import (
 )
 from stowage.stages.solve.curve import point_of, spread_points
 from stowage.stages.solve.frozen import solve_freezing
-from stowage.stages.solve.goals import Kept, Solve, kept_of, least
+from stowage.stages.solve.goals import Solve, kept_of, least
 from stowage.stages.solve.parameters import configured_lower_tier, o_ilp_limits
 from stowage.stages.solver.outcome import SolverSettings
 
@@ -56,6 +56,7 @@ def budget_of(
     solve: Solve,
     recorded: Variant,
     quick: Solve | None = None,
+    freezable: Freezable | None = None,
 ) -> Sought | AutoBudget:
     """Return the bytes of `solve.device_budget`, and how they were found; for `quick` see `least`."""
     kind = check_budget(asked, "solve.device_budget")
@@ -64,7 +65,7 @@ def budget_of(
             return auto_budget(free_on_gpu(target.name))
         return auto_budget(free_ram(), extra_bytes=PROCESS_BYTES)
     if kind in ("smallest", "slowdown"):
-        return sought_budget(asked, solve, _kept(target, recorded), quick)
+        return sought_budget(asked, solve, kept_of(recorded, _reserve(target, recorded), freezable), quick)
     return Sought(resolve_budget(asked, eager_peak_bytes), "")
 
 
@@ -75,18 +76,13 @@ def curve_of(points: int, target: DeviceDescription, solve: Solve, recorded: Var
     """
     if not points:
         return []
-    kept = _kept(target, recorded)
-    smallest = least(solve)
     reserve = _reserve(target, recorded)
+    kept, smallest = kept_of(recorded, reserve), least(solve)
 
     def point(nbytes: int) -> CurvePoint:
         return point_of(nbytes, solve, kept, reserve)
 
     return spread_points(points, smallest, max(kept.nbytes, smallest), point)
-
-
-def _kept(target: DeviceDescription, recorded: Variant) -> Kept:
-    return kept_of(recorded, _reserve(target, recorded))
 
 
 def _reserve(target: DeviceDescription, recorded: Variant) -> Callable[[int], int]:
@@ -154,7 +150,7 @@ def main() -> None:
         return solve(budget_bytes, searches=0)
 
     by_rules = quick if lower_tier is not None else None
-    budget = budget_of(wanted.device_budget, target, eager, solve, variants[0], by_rules)
+    budget = budget_of(wanted.device_budget, target, eager, solve, variants[0], by_rules, freezable)
     solved = solve(budget.nbytes, budget.said, cut_seconds=CUT_SECONDS if freezable is None else 0.0)
     write_rows(ARTIFACTS / "solve" / "plan.parquet", PlanRow, solved.rows)
     write_rows(ARTIFACTS / "solve" / "slots.parquet", Slot, solved.slots)

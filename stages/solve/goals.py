@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stowage.stages.ir.errors import Infeasible, NoRoomInLowerTier, ParameterError, size_text
+from stowage.stages.ir.freezable import Freezable
 from stowage.stages.settings.budgets import kind_of_budget, parse_slowdown
 from stowage.stages.settings.sizes import MOST_BYTES
 from stowage.stages.solve.at_once import keep_everything_at_once
+from stowage.stages.solve.frozen import freezing_plan
 from stowage.stages.solve.request import PlanRequest
 from stowage.stages.solve.summary import Solved
 from stowage.stages.solve.variants import Variant
@@ -49,16 +51,21 @@ class Kept:
     time_s: float
 
 
-def kept_of(variant: Variant, reserve: Callable[[int], int] = lambda nbytes: 0) -> Kept:
+def kept_of(
+    variant: Variant, reserve: Callable[[int], int] = lambda nbytes: 0, freezable: Freezable | None = None
+) -> Kept:
     """Return the step as it was recorded, with everything kept.
 
     Args:
         variant: the trace as recorded.
         reserve: the part of a budget that no plan may take.
+        freezable: what may be frozen: memory is then that of the worst choice, and time that of the mean one.
     """
     solved = keep_everything_at_once(variant.trace, variant.nodes, PlanRequest(device_budget_bytes=MOST_BYTES))
     if solved is None:
         raise AssertionError("a step that keeps everything does not fit any memory")
+    if freezable is not None:
+        solved = freezing_plan(variant.trace, variant.nodes, solved, freezable, MOST_BYTES)
     return Kept(whole_budget(solved.summary.device_peak_bytes, reserve), solved.summary.step_time_s)
 
 

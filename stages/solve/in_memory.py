@@ -217,7 +217,7 @@ class InMemory:
         smallest = maker.smallest(max(everything.peak_bytes - base_bytes, 1), slots) or everything
         policies = maker.known.once("policies", lambda: _policies(maker))
         if method in FIXED:
-            found = [p for p in policies if p.method == method]
+            found = [p for p in (everything, *policies) if p.method == method]
             if not found:
                 raise ParameterError(
                     f"method {method} needs a chain of two blocks at least, each of which may run again."

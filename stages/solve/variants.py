@@ -24,6 +24,10 @@ ROOM_FOR_COPIES = 2
 """The lower tier is taken to hold everything if it has so many times the bytes of all tensors: files are padded."""
 
 
+NOISE = 0.02
+"""The share of a step's time by which times vary from one measurement to another."""
+
+
 @dataclass(frozen=True)
 class Variant(Way):
     """One way to compute the step: its trace, compute nodes and blocks, and clusters of large blocks."""
@@ -133,10 +137,17 @@ def _fastest(variants: Sequence[Variant], options: Sequence[Option], request: Pl
                 tried.append(Planned(way, found[-1], mixture=True))
     smallest = min([s.summary.smallest_feasible_bytes for s in found] + [f.smallest_feasible_bytes for f in failures])
     found = proven(tried, request)
-    best = min(found, key=lambda s: s.summary.step_time_s)
+    best = _preferred(found)
     lossy, error = described(variants[0].trace, best.summary.variant, request.errors)
     stated = replace(best.summary, smallest_feasible_bytes=smallest, lossy=lossy, gradient_error=error)
     return replace(best, summary=stated)
+
+
+def _preferred(found: Sequence[Solved]) -> Solved:
+    """Return the fastest plan; a lossy one only if it is faster than exact ones by more than measured times vary."""
+    best = min(found, key=lambda s: s.summary.step_time_s)
+    exact = min((s for s in found if s.summary.exact), key=lambda s: s.summary.step_time_s, default=best)
+    return best if best.summary.step_time_s < (1 - NOISE) * exact.summary.step_time_s else exact
 
 
 def _leaves_to_be_desired(solved: Solved) -> bool:

@@ -19,7 +19,7 @@ from stowage.stages.kernels import ReturnedStore, known_outputs
 from stowage.stages.sensitivity import StepTensors, gradient_errors
 from stowage.stages.settings import load_settings
 from stowage.stages.trace import MicroBatch, record_step, with_updates
-from stowage.stages.workload.configured import configured_optimizer, configured_workload
+from stowage.stages.workload.configured import configured_optimizer, configured_workload, more_batches
 from stowage.stages.workload.models import move, resolve
 
 
@@ -39,11 +39,11 @@ def main() -> None:
     source = settings.model
     lossy = parameters.lossy.leave
     workload = configured_workload(settings, fake=source.callable is None and lossy is None)
+    batches = more_batches(settings, workload, parameters.lossy.batches) if lossy is not None else [workload.batch]
     if settings.device != "cpu":
         move(workload.model, settings.device)
-        workload.batch.update(
-            {k: v.to(settings.device) for k, v in workload.batch.items() if isinstance(v, torch.Tensor)}
-        )
+        for batch in batches:
+            batch.update({k: v.to(settings.device) for k, v in batch.items() if isinstance(v, torch.Tensor)})
     make = configured_optimizer(settings)
     optimizer = make(list(workload.model.parameters())) if make else None
     loss = resolve(settings.loss, "trace.loss") if settings.loss else None
@@ -66,8 +66,10 @@ def main() -> None:
     table = folder / ERRORS
     table.unlink(missing_ok=True)
     if lossy is not None:
-        live = StepTensors.of(workload.model, workload.batch, recorded.outside)
-        write_rows(table, GradientError, gradient_errors(trace, lossy.kinds, [live]))
+        live = [StepTensors.of(workload.model, batch, recorded.outside) for batch in batches]
+        # Ranks measure nothing: it is the gradient of whole parameters on one rank's batches.
+        whole = trace if settings.ranks == 1 else with_updates(recorded, workload.model)
+        write_rows(table, GradientError, gradient_errors(whole, lossy.kinds, live))
     write_origin(ORIGIN, root, parameters, files, trace.meta.configuration_hash, locations)
     print(f"trace: {len(trace.calls)} calls, {len({c.signature for c in trace.calls})} of them distinct")
 

@@ -6,16 +6,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from stowage.flows import Freeze, Lossy, fit
+from stowage.flows.api import planner
 from stowage.stages.ir.errors import ParameterError
+from stowage.stages.ir.lossy import GradientError
 from stowage.stages.ir.plan import Option
 from stowage.stages.rewrite import is_asked
 from stowage.stages.rewrite.lossy import described
 from stowage.stages.rewrite.lossy import saved as saved_module
+from stowage.stages.sensitivity import StepTensors, gradient_errors
 from stowage.stages.solve import PlanRequest, Solved, Variant, solve_variants
 from stowage.stages.trace import trace_step
 from tests.freezing.beside import Given, assert_equal_to_plain
@@ -132,3 +136,37 @@ def test_leave_is_checked() -> None:
     with pytest.raises(ParameterError, match="max_gradient_error of lossy is 0"):
         Lossy("all", 0)
     assert Lossy("int8").kinds == ("int8",)
+
+
+def test_errors_are_measured_on_the_batches_that_are_given(tmp_path: Path) -> None:
+    """They are the first four of a loader, and of the step's own shapes; with none it is said to be one."""
+    model, batch, _ = ZOO["gpt2"]()
+    trace = trace_step(model, batch)
+    others = [{name: (t + n) % 60 for name, t in batch.items()} for n in range(6)]
+    wrong = {name: t[:1] for name, t in batch.items()}
+    notices: list[str] = []
+
+    def planned(folder: str, lossy: Lossy) -> Sequence[GradientError]:
+        found: list[Sequence[GradientError]] = []
+        kept = planner.gradient_errors
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(planner, "gradient_errors", lambda *a, **k: found.append(kept(*a, **k)) or found[-1])
+            fit(
+                model,
+                batch,
+                device_budget="97%",
+                cache_dir=tmp_path / folder,
+                quick=True,
+                lossy=lossy,
+                say=notices.append,
+            )
+        return found[0]
+
+    def measured(*batches: Any) -> Sequence[GradientError]:
+        return gradient_errors(trace, ["bf16"], [StepTensors.of(model, each) for each in batches])
+
+    assert planned("one", Lossy("bf16")) == measured(batch)
+    assert any("Lossy(batches=loader)" in text for text in notices)
+    notices.clear()
+    assert planned("some", Lossy("bf16", batches=iter([others[1], wrong, *others[2:]]))) == measured(*others[1:4])
+    assert not any("Lossy(batches=loader)" in text for text in notices)

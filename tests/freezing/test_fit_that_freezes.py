@@ -188,12 +188,27 @@ def test_a_budget_that_no_mask_fits_is_infeasible(quick: Fit) -> None:
     assert step.plan.device_peak_bytes <= least
 
 
+def test_budgets_that_are_searched_for(quick: Fit) -> None:
+    """`smallest` has no plan with a byte less; `+5%` is relative to the mean time with everything kept."""
+    found = {}
+    for asked in ("smallest", "+5%"):
+        model = small_gpt2()
+        step = quick(model, batches(model, 1)[0], adamw, device_budget=asked, freeze=Freeze(0.9))
+        found[asked] = plan = step.plan
+        assert plan.units > plan.active_units > 0
+        assert plan.device_peak_bytes <= plan.device_budget_bytes
+    assert found["smallest"].device_budget_bytes <= found["+5%"].device_budget_bytes
+    assert found["+5%"].step_time_s <= 1.05 * found["+5%"].keep_all_time_s
+    model, below = small_gpt2(), found["smallest"].device_budget_bytes - 1
+    with pytest.raises(Infeasible):
+        quick(model, batches(model, 1)[0], adamw, device_budget=below, freeze=Freeze(0.9))
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         ({"freeze": 0.9}, r"freeze is 0\.9: give Freeze"),
         ({"freeze": Freeze(), "optimizer": None}, "freeze leaves parameters out of updates, but there is no optimizer"),
-        ({"freeze": Freeze(), "device_budget": "smallest"}, "is searched for, which freeze does not"),
     ],
 )
 def test_sentences(arguments: dict[str, Any], sentence: str, quick: Fit) -> None:

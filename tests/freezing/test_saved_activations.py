@@ -6,6 +6,7 @@ import pytest
 
 from stowage.flows.benchmarks.slimfit.models import MODELS
 from stowage.flows.benchmarks.slimfit.saved import saved_activations
+from stowage.flows.benchmarks.slimfit.static import static_activations
 from tests.matrix import some
 
 SMALL = {
@@ -32,3 +33,17 @@ def test_predicted_is_measured(name: str) -> None:
     assert last[-1] < 0.01 * last[0], "with everything frozen nothing is saved but the loss"
     assert last[2] < 0.3 * last[0], "the last units need little"
     assert worst[2] > 0.5 * worst[0], "if the first unit trains, what has no weights is saved through the whole model"
+
+
+def test_what_is_saved_by_reader_is_all_and_inputs_of_weights_alone_are_spared() -> None:
+    rates = (0.0, 0.5, 0.9)
+    saved = [r for r in saved_activations(MODELS["bert"], rates, **SMALLER["bert"]) if r.mask == "worst"]
+    static = list(static_activations(MODELS["bert"], rates, **SMALLER["bert"]))
+    for row in saved:
+        loss_bytes = 4  # it stays, and nothing reads it
+        assert sum(s.nbytes for s in static if s.rate == row.rate) + loss_bytes == row.predicted_bytes
+    by_reader = {r: [s.nbytes for s in static if s.reader == r] for r in {s.reader for s in static}}
+    assert by_reader["matrix products with weights"][-1] < by_reader["matrix products with weights"][0]
+    for reader in ("normalisations", "activation functions", "attention"):
+        assert by_reader[reader][0] > 0
+        assert len(set(by_reader[reader])) == 1, f"{reader} has static activations"

@@ -36,7 +36,8 @@ def _scaled(levels: int, group: str) -> Callable[[torch.Tensor], torch.Tensor]:
     def lossy(x: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(-1, 64) if group == "group" else x
         over = tuple(range(x.dim())) if group == "tensor" else (-1,)
-        scale = (rows.abs().amax(over, keepdim=True) * (1 / levels)).clamp(min=1e-30)
+        least = 6e-8 if x.dtype == torch.float16 else 1e-30
+        scale = (rows.abs().amax(over, keepdim=True) * (1 / levels)).clamp(min=least)
         found: torch.Tensor = ((rows / scale).round().clamp(-levels, levels) * scale).reshape(x.shape)
         return found
 
@@ -45,6 +46,16 @@ def _scaled(levels: int, group: str) -> Callable[[torch.Tensor], torch.Tensor]:
 
 def _four_points(bound: float, near: float, far: float) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda x: torch.where(x > 0, 1.0, -1.0) * ((x.abs() > bound).float() * (far - near) + near)
+
+
+def _largest(x: torch.Tensor) -> torch.Tensor:
+    mean = x.mean(-1, keepdim=True)
+    away = x - mean
+    sizes = (away * (away.square().mean(-1, keepdim=True) + 1e-12).rsqrt()).abs().flatten()
+    where = sizes.topk(max(1, int(0.1 * x.numel()))).indices
+    found = mean.repeat(*[1] * (x.dim() - 1), x.shape[-1])
+    found.view(-1)[where] = x.flatten()[where]
+    return found
 
 
 REFERENCE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -61,6 +72,7 @@ REFERENCE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu1bit": lambda x: (~(x <= 0)).float() - 0.5,
     "gelu2bit": _four_points(0.46902644222919954, 0.23021011154380255, 2.8914878456084363),
     "silu2bit": _four_points(0.7892766768033946, 0.38462932688801993, 4.991476053914828),
+    "top10": _largest,
 }
 """What is read back of a value, for each kind."""
 
@@ -87,7 +99,8 @@ class Chosen:
                 continue
             found = compressed_sites(trace, CODECS[kind])
             for saved in found if sites is None else [found[site] for site in sites]:
-                packed[keys[saved.maker], trace.values[saved.base].output] = kind
+                for part in saved.parts:
+                    packed[keys[part.maker], trace.values[part.base].output] = kind
                 again.update(keys[c] for c in saved.again)
         return Chosen(packed, frozenset(again))
 

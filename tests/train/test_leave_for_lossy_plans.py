@@ -41,8 +41,6 @@ def test_leave_in_params_yaml() -> None:
     assert settings(kinds=["int8"], max_gradient_error=0.02).lossy.leave == Lossy(["int8"], 0.02)
     with pytest.raises(ParameterError, match="int7"):
         settings(kinds=["int7"])
-    with pytest.raises(ParameterError, match=r"lossy.kinds are for one process"):
-        parse_settings({"trace": {"model": {"architecture": "gpt2"}, "ranks": 2}, "lossy": {"kinds": "all"}})
 
 
 def test_the_head_of_a_step_and_the_report_list_what_is_kept() -> None:

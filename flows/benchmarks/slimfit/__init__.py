@@ -3,13 +3,16 @@
 - `corpora`: data that are on every machine: Python's sources and documentation, and scikit-learn's digits.
 - `tasks`: three tasks, each a small model that was trained on something else before.
 - `pretraining`: what it was trained on before.
+- `coded`: forward and backward with values in codes, as a plan with leave has them.
 - `trials`: one training run under one policy.
 - `study`: all of them, stored one by one.
 - `summary`: means and deviations.
 - `figure`: draws accuracy against the share of units that are frozen.
 - `models`: the models of the SlimFit paper, with smaller batches.
 - `saved`: bytes that forward saves for backward, predicted and measured, against the freezing rate.
+- `static`: what of these bytes freezing does not spare, and what they are for.
 - `lossy_plans`: plans with and without leave for codes: time, peak and what the gradient pays.
+- `pairs`: techniques that save memory alone, in pairs and all at once.
 - `pages`: describes the page.
 - `run`: the command.
 """

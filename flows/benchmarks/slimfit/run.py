@@ -13,9 +13,11 @@ import torch
 from stowage.flows.benchmarks.slimfit.figure import accuracy_figure
 from stowage.flows.benchmarks.slimfit.lossy_plans import CASES, LossyRow, compare_lossy
 from stowage.flows.benchmarks.slimfit.models import MODELS
+from stowage.flows.benchmarks.slimfit.pairs import TECHNIQUES, combinations, measured_pairs
 from stowage.flows.benchmarks.slimfit.saved import saved_activations
+from stowage.flows.benchmarks.slimfit.static import static_activations
 from stowage.flows.benchmarks.slimfit.study import RATES, SEEDS, run_study
-from stowage.flows.benchmarks.slimfit.summary import by_policy, differences, summarised
+from stowage.flows.benchmarks.slimfit.summary import by_policy, differences, exact, summarised, with_codes
 from stowage.flows.benchmarks.slimfit.tasks import TASKS
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.files import write_atomically
@@ -30,7 +32,7 @@ MEASURED = "slimfit_measured.json"
 Rows = list[dict[str, Any]]
 
 
-PARTS = ("accuracy", "saved", "lossy")
+PARTS = ("accuracy", "saved", "static", "lossy", "pairs")
 
 
 def run_parts(out: Path, say: Callable[[str], None], parts: str = "", names: str = "", seeds: int = SEEDS) -> str:
@@ -40,22 +42,30 @@ def run_parts(out: Path, say: Callable[[str], None], parts: str = "", names: str
         out: folder of results.
         say: receives what people should know.
         parts: some of `PARTS`, with commas; by default all.
-        names: tasks or models of these parts, with commas; by default all.
+        names: tasks, models or techniques of these parts, with commas; by default all.
         seeds: how many seeds of each task.
 
     Raises:
-        ParameterError: there is no such part, task or model.
+        ParameterError: there is no such part, task, model or technique.
     """
     wanted = [part for part in parts.split(",") if part] or list(PARTS)
     chosen = [name for name in names.split(",") if name]
     _check("part", wanted, PARTS)
-    known = {"accuracy": tuple(TASKS), "saved": tuple(MODELS), "lossy": tuple(CASES)}
-    _check("task or model", chosen, dict.fromkeys(name for part in wanted for name in known[part]))
+    known = {
+        "accuracy": tuple(TASKS),
+        "saved": tuple(MODELS),
+        "static": tuple(MODELS),
+        "lossy": tuple(CASES),
+        "pairs": TECHNIQUES,
+    }
+    _check("task, model or technique", chosen, dict.fromkeys(name for part in wanted for name in known[part]))
     (out / MEASURED).unlink(missing_ok=True)
     run = {
         "accuracy": lambda asked: run_accuracy(out, say, asked, seeds=seeds),
         "saved": lambda asked: run_saved(out, say, asked),
+        "static": lambda asked: run_static(out, say, asked),
         "lossy": lambda asked: run_lossy(out, say, asked),
+        "pairs": lambda asked: run_pairs(out, say, asked),
     }
     asked = {part: [name for name in chosen if name in known[part]] for part in wanted}
     return "\n".join(run[part](asked[part]) for part in wanted if asked[part] or not chosen)
@@ -95,8 +105,12 @@ def run_accuracy(
         rows = run_study(out / "slimfit", say, tasks, policies, rates, seeds)
     finally:
         torch.set_num_threads(threads)
+    codes, rows = with_codes(rows), exact(rows)
     summary = summarised(rows)
-    keep(out, {"slimfit_accuracy": by_policy(summary), "slimfit_differences": differences(rows)})
+    keep(
+        out,
+        {"slimfit_accuracy": by_policy(summary), "slimfit_differences": differences(rows), "slimfit_codes": codes},
+    )
     accuracy_figure(summary).savefig(out / "slimfit_accuracy.png", dpi=110)
     return "\n".join(
         f"{r['policy']}, {r['rate']:.0%} frozen: {r['difference']:+.2f} ± {r['error']:.2f}" for r in differences(rows)
@@ -119,6 +133,25 @@ def run_saved(out: Path, say: Callable[[str], None], names: Sequence[str] = ()) 
     return _by_model(out, say, "slimfit_saved", names or tuple(MODELS), measure)
 
 
+def run_static(out: Path, say: Callable[[str], None], names: Sequence[str] = ()) -> str:
+    """Tell what saved values are for, against the freezing rate; rows of other models stay.
+
+    Args:
+        out: folder of results.
+        say: receives what people should know.
+        names: models, of `MODELS`; by default all.
+    """
+
+    def measure(name: str) -> tuple[str, Rows]:
+        model, rows = MODELS[name], dict[str, dict[str, Any]]()
+        for found in static_activations(model):
+            row = rows.setdefault(found.reader, {"model": model.label, "reader": found.reader})
+            row[f"at_{found.rate:.0%}"] = found.nbytes
+        return model.label, [row for row in rows.values() if row["at_0%"]]
+
+    return _by_model(out, say, "slimfit_static", names or tuple(MODELS), measure)
+
+
 def run_lossy(out: Path, say: Callable[[str], None], names: Sequence[str] = ()) -> str:
     """Compare plans with and without leave; rows of other models stay.
 
@@ -132,6 +165,24 @@ def run_lossy(out: Path, say: Callable[[str], None], names: Sequence[str] = ()) 
         return name, [_lossy_row(row) for row in compare_lossy(name, Lossy(), out / "slimfit" / "stores")]
 
     return _by_model(out, say, "slimfit_lossy", names or tuple(CASES), measure)
+
+
+def run_pairs(out: Path, say: Callable[[str], None], names: Sequence[str] = ()) -> str:
+    """Take techniques alone, in pairs and all at once; rows of other combinations stay.
+
+    Args:
+        out: folder of results.
+        say: receives what people should know.
+        names: techniques, of `TECHNIQUES`; by default all combinations.
+    """
+    wanted = combinations(names)
+    rows = {row["techniques"]: row for row in _stored(out).get("slimfit_pairs", [])}
+    for found in measured_pairs(out / "slimfit" / "stores", wanted):
+        rows[found.techniques] = {**asdict(found), "kept": ", ".join(found.kept)}
+        order = [rows[name] for name in map(" + ".join, combinations()) if name in rows]
+        keep(out, {"slimfit_pairs": order})
+        say(f"{found.techniques or 'plain training'}: {found.peak_bytes / 2**20:.1f} MiB, {found.time_s:.3f} s")
+    return f"{len(wanted)} combinations"
 
 
 def _by_model(

@@ -23,12 +23,13 @@ from stowage.stages.freezing.units import units_of
 from stowage.stages.ir.costs import Cost
 from stowage.stages.ir.freezable import UnitKind
 from stowage.stages.ir.masked_bytes import MaskedBytes
+from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.units import ALWAYS, bit, names_in
 from stowage.stages.partition import make_blocks
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.bind import bind
 from stowage.stages.runtime.observe.measure import resident_tensors
-from stowage.stages.solve import PlanRequest, keep_everything_at_once
+from stowage.stages.solve import PlanRequest, Solved, keep_everything_at_once
 from stowage.stages.solve.frozen import MOST_BYTES
 from stowage.stages.solver.outcome import SolverSettings
 from stowage.stages.trace import trace_step
@@ -85,14 +86,9 @@ def saved_activations(
     made, batch = model.make(model.batch, **smaller)
     optimizer = torch.optim.SGD(made.parameters(), lr=1e-3)
     trace = trace_step(made, batch, optimizer=optimizer)
-    costs = {c.signature: Cost(c.signature, "", 1e-6, 0, 0, 0, "roofline") for c in trace.calls}
-    nodes, _ = make_blocks(trace, costs)
-    solved = keep_everything_at_once(trace, nodes, PlanRequest(device_budget_bytes=MOST_BYTES))
-    assert solved is not None
-    units = units_of(trace, kind)
-    plan = guarded_plan(trace, nodes, solved.rows, (), units)
-    border = next(row for row in solved.rows if row.action == "compute" and nodes[row.node].phase != "forward").row
-    saved = _saved(plan, border)
+    plan, border, solved = kept_plan(trace, kind)
+    nodes, units = plan.nodes, plan.units
+    saved = saved_bytes(plan, border)
     rows = [replace(row, step=_BACKWARD if row.row >= border else "forward") for row in solved.rows]
     source = emit_step(trace, nodes, rows, solved.summary, (), units)
     known = manifest_of(source, solved.summary.plan_hash, solved.summary.configuration_hash).source_hash
@@ -109,7 +105,18 @@ def saved_activations(
             )
 
 
-def _saved(plan: Guarded, border: int) -> MaskedBytes:
+def kept_plan(trace: TraceTables, kind: UnitKind = "saving") -> tuple[Guarded, int, Solved]:
+    """Return the plan that keeps everything, with its guards, and its first row that is not forward."""
+    costs = {c.signature: Cost(c.signature, "", 1e-6, 0, 0, 0, "roofline") for c in trace.calls}
+    nodes, _ = make_blocks(trace, costs)
+    solved = keep_everything_at_once(trace, nodes, PlanRequest(device_budget_bytes=MOST_BYTES))
+    assert solved is not None
+    plan = guarded_plan(trace, nodes, solved.rows, (), units_of(trace, kind))
+    border = next(row for row in solved.rows if row.action == "compute" and nodes[row.node].phase != "forward").row
+    return plan, border, solved
+
+
+def saved_bytes(plan: Guarded, border: int) -> MaskedBytes:
     """Return what is in memory right before a row, without what is there between steps."""
     short = replace(plan, steps=plan.steps[:border])
     whole = levels_of(replace(plan, steps=[*short.steps, plan.steps[border]]))[-1].by_guard

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,15 +16,23 @@ from stowage.stages.ir.files import write_atomically
 RATES = (0.5, 0.75, 0.9, 0.95)
 SEEDS = 5
 
+CODED_RATES = (0.0, 0.9)
+"""Rates at which the units that moved most train with codes too: SlimFit whole."""
+
+CODED_POLICY = "ils"
+
 
 def trials(tasks: Sequence[str], policies: Sequence[str], rates: Sequence[float], seeds: int) -> Iterator[Trial]:
-    """Yield all trials, seed by seed, so that a study that is cut off has something of everything."""
+    """Yield all trials, seed by seed, so that a study that is cut off has something of everything; codes come last."""
     for seed in range(seeds):
         for task in tasks:
             yield Trial(task, BASELINE, 0.0, seed)
             for rate in rates:
                 for policy in policies:
                     yield Trial(task, policy, rate, seed)
+    if CODED_POLICY in policies:
+        for rate, seed, task in itertools.product(CODED_RATES, range(seeds), tasks):
+            yield Trial(task, CODED_POLICY if rate else BASELINE, rate, seed, codes=True)
 
 
 def run_study(
@@ -34,7 +43,7 @@ def run_study(
     rates: Sequence[float] = RATES,
     seeds: int = SEEDS,
 ) -> list[dict[str, Any]]:
-    """Run what is not stored yet, and return all rows.
+    """Run what is not stored yet, and return all rows; those with codes have `codes`.
 
     Args:
         stores: a folder with a file for every trial, and the weights of pre-training.
@@ -51,6 +60,7 @@ def run_study(
             found = run_trial(trial, stores)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, json.dumps(found).encode())
-            say(f"{trial.task}, {trial.policy} {trial.rate}, seed {trial.seed}: {found['accuracy']:.1f}%")
+            codes = " with codes" if trial.codes else ""
+            say(f"{trial.task}, {trial.policy} {trial.rate}{codes}, seed {trial.seed}: {found['accuracy']:.1f}%")
         rows.append(json.loads(path.read_text()))
     return rows

@@ -11,6 +11,44 @@ from stowage.flows.benchmarks.slimfit.trials import BASELINE
 
 Rows = list[dict[str, Any]]
 
+ALL = "all"
+"""Stands for all tasks together."""
+
+
+def exact(rows: Sequence[Mapping[str, Any]]) -> Rows:
+    """Return the rows of trials without codes."""
+    return [dict(row) for row in rows if not row.get("codes")]
+
+
+def with_codes(rows: Sequence[Mapping[str, Any]]) -> Rows:
+    """Return a row for each task and rate with what codes cost there, and one for all tasks.
+
+    Returns:
+        `task`, `rate`, `runs`, accuracies `exact` and `coded` in percent, their mean `difference` and its standard
+        `error`, and the mean of the error of the gradient that was `predicted`.
+    """
+    key = ["task", "policy", "rate", "seed"]
+    plain = pl.DataFrame(exact(rows), infer_schema_length=None).select(*key, without="accuracy")
+    own = [dict(row) for row in rows if row.get("codes")]
+    if not own:
+        return []
+    frame = pl.DataFrame(own, infer_schema_length=None).join(plain, on=key)
+    both = pl.concat([frame, frame.with_columns(task=pl.lit(ALL))])
+    points = pl.col("accuracy") - pl.col("without")
+    return (
+        both.group_by("task", "rate")
+        .agg(
+            pl.len().alias("runs"),
+            pl.col("without").mean().alias("exact"),
+            pl.col("accuracy").mean().alias("coded"),
+            points.mean().alias("difference"),
+            (points.std() / pl.len().sqrt()).alias("error"),
+            pl.col("predicted_error").mean().alias("predicted"),
+        )
+        .sort("rate", pl.col("task") == ALL, "task")
+        .to_dicts()
+    )
+
 
 def summarised(rows: Sequence[Mapping[str, Any]]) -> Rows:
     """Return a row for each task, policy and rate.

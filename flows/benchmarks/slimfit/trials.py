@@ -9,23 +9,29 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from stowage.flows.benchmarks.slimfit.pretraining import optimizer_of, pretrained
+from stowage.flows.benchmarks.slimfit.coded import Choice, CodedStep, chosen_codes
+from stowage.flows.benchmarks.slimfit.pretraining import SEED, optimizer_of, pretrained
 from stowage.flows.benchmarks.slimfit.tasks import TASKS, Task, accuracy
 from stowage.stages.freezing.dynamics import Dynamics
 from stowage.stages.freezing.policies import Policy, Progressive, policy_named
 from stowage.stages.freezing.units import units_of
 from stowage.stages.ir.freezable import Distance, UnitKind
+from stowage.stages.ir.lossy import Lossy
 from stowage.stages.ir.units import Unit
 from stowage.stages.trace import trace_step
 from stowage.stages.workload.randomness import seeded
 
 BASELINE = "all train"
+
+MEASURED = 4
+"""Batches on which the errors of codes are measured."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,7 @@ class Trial:
         seed: seed of the head, of the batches, of dropout and of the policy.
         units: how parameters are grouped into units.
         distance: how moves are measured.
+        codes: keeps values for backward in fewer bits, as the default limit of the gradient's error allows.
     """
 
     task: str
@@ -47,10 +54,12 @@ class Trial:
     seed: int
     units: UnitKind = "saving"
     distance: Distance = "l1"
+    codes: bool = False
 
     def key(self) -> dict[str, Any]:
         """Return what tells it from other trials."""
-        return asdict(self)
+        found = asdict(self)
+        return found if self.codes else {name: value for name, value in found.items() if name != "codes"}
 
 
 def run_trial(trial: Trial, stores: Path) -> dict[str, Any]:
@@ -58,22 +67,34 @@ def run_trial(trial: Trial, stores: Path) -> dict[str, Any]:
 
     Returns:
         the trial's own columns, `accuracy` in percent on what was held out, `loss` of the last iterations, `seconds` of
-        training, and `active`, the mean share of the units that trained.
+        training, and `active`, the mean share of the units that trained; with codes also `kept`, what they keep, and
+        `predicted_error` of the gradient.
     """
     task = TASKS[trial.task]()
     model = pretrained(task, trial.seed, stores)
     began = time.perf_counter()
-    losses, active = _train(task, model, trial)
+    codes = _codes(trial.task, stores) if trial.codes else None
+    coded = CodedStep(model, task.job.batch(trial.seed, 0), codes.variant) if codes is not None else None
+    losses, active = _train(task, model, trial, coded)
     found = {
         "accuracy": accuracy(task, model),
         "loss": math.fsum(losses[-20:]) / len(losses[-20:]),
         "active": active,
         "seconds": time.perf_counter() - began,
     }
-    return {**trial.key(), **found}
+    about = {"kept": list(codes.kept), "predicted_error": codes.predicted_error} if codes is not None else {}
+    return {**trial.key(), **found, **about}
 
 
-def _train(task: Task, model: nn.Module, trial: Trial) -> tuple[list[float], float]:
+@cache
+def _codes(name: str, stores: Path) -> Choice:
+    """Choose a task's codes by the model as it was pre-trained, for all seeds."""
+    task = TASKS[name]()
+    model = pretrained(task, SEED, stores)
+    return chosen_codes(model, [task.job.batch(SEED, i) for i in range(MEASURED)], Lossy())
+
+
+def _train(task: Task, model: nn.Module, trial: Trial, coded: CodedStep | None) -> tuple[list[float], float]:
     job = task.job
     optimizer, schedule = optimizer_of(job, model)
     parameters = dict(model.named_parameters())
@@ -88,9 +109,13 @@ def _train(task: Task, model: nn.Module, trial: Trial) -> tuple[list[float], flo
             for name, parameter in parameters.items():
                 parameter.requires_grad_(name not in frozen)
             optimizer.zero_grad()
-            loss = model(**job.batch(trial.seed, iteration)).loss
-            if loss.requires_grad:
-                loss.backward()
+            batch = job.batch(trial.seed, iteration)
+            if coded is not None:
+                loss = coded.run(batch)
+            else:
+                loss = model(**batch).loss
+                if loss.requires_grad:
+                    loss.backward()
             before = _weights(units, chosen, parameters) if trial.policy == "ils" else {}
             optimizer.step()
             schedule.step()

@@ -5,6 +5,7 @@
 - `emitter`: makes the calls, values and storages that a rewrite adds to a trace.
 - `codecs`: packs a value and unpacks it again, one codec for each kind of codes.
 - `bits`: keeps one or two bits of what an activation function's backward reads.
+- `largest`: keeps the largest tenth of what a frozen layer normalisation reads.
 - `compress`: packs values at some sites of a trace, and lets backward read what is unpacked.
 - `classes`: names classes of tensors, which are chosen together.
 - `choose`: chooses classes and kinds within a limit on the error of the gradient.

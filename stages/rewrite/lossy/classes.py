@@ -37,7 +37,7 @@ def classes_of(trace: TraceTables, saved: Sequence[Saved]) -> dict[int, str]:
         module = ".".join(_MANY if part.isdigit() else part for part in call.module.split(".")) or trace.meta.model
         name = f"{module} {operator}" + (f" {number}" if number > 1 else "")
         kind: tuple[object, ...] = (
-            trace.values[value.base].form,
+            tuple(trace.values[part.base].form for part in value.parts),
             tuple(trace.calls[c].target for c in value.readers),
             tuple(trace.calls[c].target for c in value.again),
         )

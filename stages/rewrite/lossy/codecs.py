@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from stowage.stages.ir.trace import TraceTables, Value
 from stowage.stages.rewrite.lossy.bits import GELU, SILU, AboveZero, is_contiguous
 from stowage.stages.rewrite.lossy.emitter import Form, Lines, tensor
-from stowage.stages.rewrite.lossy.saved import Saved
+from stowage.stages.rewrite.lossy.largest import BITS, Largest
+from stowage.stages.rewrite.lossy.saved import ITEM_BYTES, Saved
 
 Codes = Sequence[int]
 """The values that are kept instead of the one that is packed."""
@@ -24,8 +25,8 @@ SMALLEST_ROW = 16
 GROUP = 64
 """Elements that share a scale, where there is one for each group."""
 
-TINY = 1e-30
-"""Least scale: rows of zeros have one too."""
+TINY = {"float32": 1e-30, "bfloat16": 1e-30, "float16": 6e-8}
+"""Least scale of values of each type: rows of zeros have one too."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Codec:
     Attributes:
         name: its name in variants, for people, and where leave is given.
         bits: bits of an element, scales left out.
-        fits: says whether it can pack a value.
+        can_pack: says whether it can pack a value.
         pack: writes calls that pack a value, and returns what is kept.
         unpack: writes calls that make a value of the same form from what is kept.
         exact: whether backward computes the same bits with it.
@@ -44,11 +45,19 @@ class Codec:
 
     name: str
     bits: float
-    fits: Callable[[TraceTables, Saved], bool]
+    can_pack: Callable[[TraceTables, Saved], bool]
     pack: Callable[[Lines, int], Codes]
     unpack: Callable[[Lines, Codes, Value], int]
     exact: bool = False
     alone: bool = False
+
+    def fits(self, trace: TraceTables, saved: Saved) -> bool:
+        """Say whether it can pack a value and what goes with it, in fewer bits than they have."""
+        return all(
+            self.bits < 8 * ITEM_BYTES[trace.values[part.base].dtype]
+            and self.can_pack(trace, replace(saved, base=part.base, storage=part.storage))
+            for part in saved.parts
+        )
 
 
 def _any(trace: TraceTables, saved: Saved) -> bool:
@@ -168,7 +177,7 @@ class _Scaled:
         sizes = lines.make("aten.abs.default", tensor(value), form=form, name="sizes", inside=True)
         scale = lines.make("aten.amax.default", tensor(sizes), over, True, form=small, name="scale")
         scale = lines.write("aten.mul_.Tensor", scale, 1 / self.levels, name="step")
-        scale = lines.write("aten.clamp_min_.default", scale, TINY, name="least")
+        scale = lines.write("aten.clamp_min_.default", scale, TINY[row.dtype], name="least")
         steps = lines.write("aten.copy_.default", sizes, tensor(value), name="copy")
         steps = lines.write("aten.div_.Tensor", steps, tensor(scale), name="steps")
         steps = lines.write("aten.round_.default", steps, name="rounded")
@@ -212,6 +221,7 @@ def _codecs() -> list[Codec]:
         Codec("relu1bit", 1, AboveZero.fits, AboveZero.pack, AboveZero.unpack, exact=True, alone=True),
         Codec("gelu2bit", 2, GELU.fits, GELU.pack, GELU.unpack, alone=True),
         Codec("silu2bit", 2, SILU.fits, SILU.pack, SILU.unpack, alone=True),
+        Codec("top10", BITS, Largest.fits, Largest.pack, Largest.unpack, alone=True),
     ]
 
 

@@ -13,13 +13,13 @@ Forward reads x itself, so the loss stays what it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from stowage.stages.ir.trace import AGAIN, Call, TraceTables
-from stowage.stages.rewrite.lossy.codecs import Codec
+from stowage.stages.rewrite.lossy.codecs import Codec, Codes
 from stowage.stages.rewrite.lossy.emitter import Emitter, Form, Lines, Place, reading
-from stowage.stages.rewrite.lossy.saved import Saved, saved_values
+from stowage.stages.rewrite.lossy.saved import Part, Saved, saved_values
 
 FARTHEST = 24
 """Readers with more calls than this between them each get a value of their own, unpacked from the same codes."""
@@ -51,16 +51,22 @@ def compress_values(codec: Codec, trace: TraceTables, values: Sequence[Saved]) -
 
 
 def _pack(emitter: Emitter, codec: Codec, saved: Saved) -> None:
-    maker, base = emitter.trace.calls[saved.maker], emitter.trace.values[saved.base]
-    suffix = codec.name
-    packing = Lines(emitter, Place("forward", maker.module, maker.location, f"{base.name}_{suffix}"))
-    codes = codec.pack(packing, saved.base)
-    emitter.behind[saved.last] += packing.calls
+    lines: list[tuple[Part, Codes, Place]] = []
+    for part in saved.parts:
+        maker, base = emitter.trace.calls[part.maker], emitter.trace.values[part.base]
+        place = Place("forward", maker.module, maker.location, f"{base.name}_{codec.name}")
+        packing = Lines(emitter, place)
+        lines.append((part, codec.pack(packing, part.base), replace(place, phase="backward")))
+        emitter.behind[part.last] += packing.calls
     moved: set[int] = set()
     for readers in _groups(saved.readers):
-        unpacking = Lines(emitter, Place("backward", maker.module, maker.location, f"{base.name}_{suffix}"))
-        unpacked = codec.unpack(unpacking, codes, base)
-        _Backward(emitter, saved, unpacked, suffix, moved).reroute(readers, unpacking.calls)
+        unpacked: dict[int, int] = {}
+        calls: list[Call] = []
+        for part, codes, place in lines:
+            unpacking = Lines(emitter, place)
+            unpacked[part.base] = codec.unpack(unpacking, codes, emitter.trace.values[part.base])
+            calls += unpacking.calls
+        _Backward(emitter, saved, unpacked, codec.name, moved).reroute(readers, calls)
 
 
 def _groups(readers: Sequence[int]) -> list[list[int]]:
@@ -80,14 +86,16 @@ class _Backward:
     were moved already, are made again.
     """
 
-    def __init__(self, emitter: Emitter, saved: Saved, unpacked: int, suffix: str, moved: set[int]) -> None:
+    def __init__(
+        self, emitter: Emitter, saved: Saved, unpacked: Mapping[int, int], suffix: str, moved: set[int]
+    ) -> None:
         self._emitter, self._trace = emitter, emitter.trace
         self._suffix = suffix
         self._again = {c: emitter.trace.calls[c] for c in saved.again}
         made = {emitter.trace.values[v].storage for c in self._again.values() for v in c.returns if v >= 0}
-        self._old = {saved.storage, *made}
-        self._base = saved.base
-        self._renamed = {saved.base: unpacked}
+        self._base = {part.storage: part.base for part in saved.parts}
+        self._old = {*self._base, *made}
+        self._renamed = dict(unpacked)
         self._moved = moved
 
     def reroute(self, readers: Sequence[int], unpacking: Sequence[Call]) -> None:
@@ -132,7 +140,7 @@ class _Backward:
             return value
         call = self._trace.calls[self._trace.values[value].call]
         if not call.is_view and call.call not in self._again:  # a call that writes in place returns what it wrote
-            self._renamed[value] = self._renamed[self._base]
+            self._renamed[value] = self._renamed[self._base[self._trace.values[value].storage]]
             return self._renamed[value]
         for read in call.reads:
             self._of(read, event)

@@ -140,6 +140,15 @@ class Lines:
         self._add(target, args, kwargs, made)
         return made
 
+    def make_both(self, target: str, *args: Any, forms: tuple[Form, Form], names: tuple[str, str]) -> tuple[int, int]:
+        """Add a call that makes two tensors, which only calls of the same place read, and return their values."""
+        made: list[int] = []
+        for form, name in zip(forms, names, strict=True):
+            text = f"{self.place.prefix}_{name}"
+            made.append(self.emitter.value(text, form, self.emitter.storage(form.nbytes, f"{text}{INSIDE}")))
+        self._add(target, args, {}, *made)
+        return made[0], made[1]
+
     def write(self, target: str, into: int, *args: Any, name: str, **kwargs: Any) -> int:
         """Add a call that writes into a tensor and returns it; return the value."""
         row = self.form(into)
@@ -160,8 +169,7 @@ class Lines:
         target: str,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        returned: int,
-        *,
+        *returned: int,
         mutates: tuple[int, ...] = (),
         is_view: bool = False,
     ) -> None:
@@ -173,8 +181,8 @@ class Lines:
                 target=target,
                 arguments=arguments,
                 reads=reads,
-                returns=(returned,),
-                returns_many=False,
+                returns=returned,
+                returns_many=len(returned) > 1,
                 mutates=mutates,
                 is_view=is_view,
                 is_random=False,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 
+from stowage.stages.ir.collectives import COLLECTIVES
 from stowage.stages.ir.operators import SEALS, SPENDS, without_overload
 from stowage.stages.ir.trace import Call, TraceTables, Value, base_values
 from stowage.stages.ir.updates import left_behind
@@ -17,40 +18,64 @@ from stowage.stages.rewrite.lossy.again import ATTENTION, CHEAP, draws
 SMALLEST = 1024
 """Values with fewer elements are left as they are."""
 
-ITEM_BYTES = {"float32": 4}
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """The types of values that are packed, with the bytes of an element."""
 
 _SEALED = frozenset(SEALS.values())
 
 
 @dataclass(frozen=True)
-class Saved:
-    """A value that forward makes and backward reads.
+class Part:
+    """A storage that is packed, once for all views of it.
 
     Attributes:
-        storage: the storage that is packed, once for all views of it.
-        base: the value that covers the whole storage.
-        maker: the call that creates the storage.
+        storage: the storage.
+        base: the value that covers all of it.
+        maker: the call that creates it.
         last: the last forward call that touches it.
-        readers: the backward calls that read it, or what is made again of it, views left out.
-        again: the forward calls that are made again in backward, of what is unpacked.
-        freed: the storages that backward read before, and that nothing keeps for it when this one is packed.
     """
 
     storage: int
     base: int
     maker: int
     last: int
+
+
+@dataclass(frozen=True)
+class Saved(Part):
+    """A value that forward makes and backward reads.
+
+    Attributes:
+        readers: the backward calls that read it, or what is made again of it, views left out.
+        again: the forward calls that are made again in backward, of what is unpacked.
+        freed: the storages that backward read before, and that nothing keeps for it when this one is packed.
+        beside: the storages that forward makes, and that `again` reads besides: backward must find them.
+        also: what is packed with it, or not at all: k and v of attention with q.
+    """
+
     readers: tuple[int, ...]
     again: tuple[int, ...] = ()
     freed: frozenset[int] = frozenset()
+    beside: frozenset[int] = frozenset()
+    also: tuple[Part, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Return everything that is packed."""
+        return (self, *self.also)
+
+    def excludes(self, other: Saved) -> bool:
+        """Say whether one of two values packs what the other spares too, or needs as it is."""
+        own, others = ({*s.freed, *(part.storage for part in s.parts)} for s in (self, other))
+        return not (own.isdisjoint(others) and own.isdisjoint(other.beside) and others.isdisjoint(self.beside))
 
 
 def saved_values(trace: TraceTables, *, alone: bool = False) -> list[Saved]:
     """Return the values that may be packed, in the order of their makers; one for each call at most.
 
     Where what is computed of a value by cheap operators is saved too, it is computed again, of what is unpacked,
-    instead. No two values spare the same storage: of those that would, the one is taken that spares most.
+    instead. No two values spare the same storage, nor does one spare what another is computed of: of those that would,
+    the one is taken that spares most.
 
     Args:
         trace: the trace of a step.
@@ -62,16 +87,15 @@ def saved_values(trace: TraceTables, *, alone: bool = False) -> list[Saved]:
     nbytes = [s.nbytes for s in trace.storages]
 
     def gain(saved: Saved) -> int:
-        return sum(nbytes[s] for s in saved.freed) - nbytes[saved.storage]
+        return sum(nbytes[s] for s in saved.freed) - sum(nbytes[part.storage] for part in saved.parts)
 
-    candidates = [*search.found(through=False), *(s for s in search.found(through=True) if gain(s) > 0)]
+    found = [*search.found(through=True), *search.attentions()]
+    candidates = [*search.found(through=False), *(s for s in found if gain(s) > 0)]
     kept: list[Saved] = []
-    spared: set[int] = set()
     # Of as much with the fewest calls.
     for saved in sorted(candidates, key=lambda s: (-gain(s), len(s.again), s.maker)):
-        if spared.isdisjoint(saved.freed) and spared.isdisjoint([saved.storage]):
+        if not any(saved.excludes(other) for other in kept):
             kept.append(saved)
-            spared |= {*saved.freed, saved.storage}
     return sorted(kept, key=lambda saved: saved.maker)
 
 
@@ -111,40 +135,73 @@ class _Search:
 
     def found(self, *, through: bool) -> list[Saved]:
         """Return what is asked for."""
-        trace = self._trace
-        bases = base_values(trace)
         found: dict[int, Saved] = {}
-        for storage in trace.storages:
-            own = storage.storage
-            call = self._maker.get(own)
-            if storage.role != "temporary" or call is None or own not in self._trained or own in self._staying:
+        for storage in self._trace.storages:
+            part = self._part(storage.storage)
+            if part is None or part.maker in found:
                 continue
-            largest = max(trace.storages[self._storage_of[v]].nbytes for v in call.returns if v >= 0)
-            base = trace.values[bases[own]]
-            if call.phase != "forward" or call.call in found or not call.reads or storage.nbytes < largest:
-                continue
-            if not is_whole(base, storage.nbytes):
-                continue
-            again = self._again(own) if through else []
-            saved = self._saved(own, base.value, call, again)
+            again = self._again([part]) if through else []
+            saved = self._saved([part], again)
             if saved is not None and bool(again) == through:
-                found[call.call] = saved
+                found[part.maker] = saved
         return [found[call] for call in sorted(found)]
 
-    def _saved(self, own: int, base: int, maker: Call, again: Sequence[Call]) -> Saved | None:
+    def attentions(self) -> list[Saved]:
+        """Return q, k and v of fused attention where they are several storages: packed together, or not at all."""
+        found: list[Saved] = []
+        for call in self._trace.calls:
+            if call.phase != "forward" or not call.target.startswith(ATTENTION):
+                continue
+            parts = [self._part(s) for s in dict.fromkeys(self._storage_of[v] for v in call.reads[:3])]
+            whole = [part for part in parts if part is not None]
+            if len(whole) < 2 or len(whole) < len(parts):
+                continue
+            again = self._again(whole)
+            saved = self._saved(whole, again) if call in again else None
+            if saved is not None:
+                found.append(saved)
+        return found
+
+    @cached_property
+    def _bases(self) -> Mapping[int, int]:
+        return base_values(self._trace)
+
+    def _part(self, own: int) -> Part | None:
+        """Return what packing a storage needs to know; None where it cannot be packed."""
+        trace, maker = self._trace, self._maker.get(own)
+        if self._roles[own] != "temporary" or maker is None or own not in self._trained or own in self._staying:
+            return None
+        nbytes = trace.storages[own].nbytes
+        largest = max(trace.storages[self._storage_of[v]].nbytes for v in maker.returns if v >= 0)
+        if maker.phase != "forward" or not maker.reads or nbytes < largest or maker.target in COLLECTIVES:
+            return None
+        base = trace.values[self._bases[own]]
+        if not is_whole(base, nbytes):
+            return None
+        forward = [c.call for c in self._touched[own] if c.phase == "forward"]
+        return Part(own, base.value, maker.call, max([maker.call, *forward]))
+
+    def _saved(self, parts: Sequence[Part], again: Sequence[Call]) -> Saved | None:
+        own = [part.storage for part in parts]
         made = {self._storage_of[v] for c in again for v in c.returns if v >= 0}
         readers: dict[int, None] = {}
-        for storage in (own, *made):
+        for storage in (*own, *made):
             for call in self._later(storage):
                 if storage in call.mutates or not self._may_read(call, made):
                     return None
                 readers[call.call] = None
-        forward = [c.call for c in self._touched[own] if c.phase == "forward"]
         if not readers:
             return None
-        last = max([maker.call, *forward])
-        freed = frozenset(s for s in (own, *made) if self._later(s))
-        return Saved(own, base, maker.call, last, tuple(sorted(readers)), tuple(c.call for c in again), freed)
+        freed = frozenset(s for s in (*own, *made) if self._later(s))
+        read = {self._storage_of[v] for c in again for v in c.reads} - {*own, *made}
+        return Saved(
+            **asdict(parts[0]),
+            readers=tuple(sorted(readers)),
+            again=tuple(c.call for c in again),
+            freed=freed,
+            beside=frozenset(s for s in read if self._roles[s] == "temporary"),
+            also=tuple(parts[1:]),
+        )
 
     def _later(self, storage: int) -> list[Call]:
         return [c for c in self._touched[storage] if c.phase != "forward"]
@@ -158,19 +215,20 @@ class _Search:
             return all(self._storage_of[v] in made for v in call.reads[4:6])
         return without_overload(call.target) not in _SEALED
 
-    def _again(self, own: int) -> list[Call]:
-        """Return the cheap calls by which values that backward reads are computed of a storage and of nothing else.
+    def _again(self, parts: Sequence[Part]) -> list[Call]:
+        """Return the cheap calls by which values that backward reads are computed of some storages and nothing else.
 
         They may also read parameters and constants, and what backward reads anyway.
         """
-        within = {own}
+        own = frozenset(part.storage for part in parts)
+        makers, within = {part.maker for part in parts}, set(own)
         found: list[Call] = []
-        waiting = [c.call for c in self._touched[own] if c.phase == "forward"]
+        waiting = [c.call for storage in own for c in self._touched[storage] if c.phase == "forward"]
         heapq.heapify(waiting)
         seen: set[int] = set()
         while waiting:
             call = self._trace.calls[heapq.heappop(waiting)]
-            if call.call in seen or call is self._maker[own]:
+            if call.call in seen or call.call in makers:
                 continue
             seen.add(call.call)
             reads = {self._storage_of[v] for v in call.reads}
@@ -185,11 +243,11 @@ class _Search:
                                 heapq.heappush(waiting, reader.call)
         return self._needed(found)
 
-    def _is_cheap(self, call: Call, own: int) -> bool:
+    def _is_cheap(self, call: Call, own: frozenset[int]) -> bool:
         if call.mutates or call.replay_arguments:
             return False
         if call.target.startswith(ATTENTION):  # of q, k and v that are all packed together
-            return not draws(call) and {self._storage_of[v] for v in call.reads[:3]} == {own}
+            return not draws(call) and {self._storage_of[v] for v in call.reads[:3]} == own
         return call.target in CHEAP and not call.is_random
 
     def _is_there(self, storage: int) -> bool:

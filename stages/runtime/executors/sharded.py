@@ -63,6 +63,10 @@ class ShardedDevice(SingleDevice):
     def lend(self, names: Iterable[str] | None) -> Iterator[None]:
         """Let parameters and states be whole inside, in device memory; all ranks call this together."""
         chosen = None if names is None else list(names)
+        if not self._sharding.sharded:  # nothing is cut yet
+            with super().lend(chosen):
+                yield
+            return
         with (
             self._sharding.ranks.failures.whole(),
             self._sharding.inside(),

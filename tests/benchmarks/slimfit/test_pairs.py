@@ -1,0 +1,58 @@
+"""Techniques in pairs and all at once: each combination is one plan, whose peak is the measured one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stowage.flows.benchmarks.slimfit import pairs
+from stowage.flows.benchmarks.slimfit.pairs import TECHNIQUES, PairRow, combinations, measured_pairs
+from stowage.stages.rewrite.lossy import saved as saved_module
+
+CLOSE_BYTES = 1 << 20
+
+
+def test_combinations_are_each_alone_each_pair_and_all() -> None:
+    found = combinations()
+    assert found[0] == ()
+    assert found[-1] == TECHNIQUES
+    assert len(found) == len(set(found)) == 1 + 7 + 21 + 1
+    assert all("LoRA" in c for c in combinations(["LoRA"]))
+
+
+@pytest.fixture
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saved_module, "SMALLEST", 256)
+    monkeypatch.setattr(pairs, "LENGTH", 32)
+    small = {"n_layer": 2, "n_embd": 64, "n_head": 2, "n_positions": 32, "vocab_size": 64}
+    monkeypatch.setattr(pairs, "SHAPE", small)
+    monkeypatch.setattr(pairs, "QUANTISED", ("int8_tensor",))
+    monkeypatch.setattr(pairs, "RANK", 2)
+
+
+def measured(folder: Path, *wanted: tuple[str, ...]) -> dict[str, PairRow]:
+    rows = {row.techniques: row for row in measured_pairs(folder, wanted, updates=1)}
+    for row in rows.values():
+        assert abs(row.predicted_peak_bytes - row.peak_bytes) <= max(CLOSE_BYTES, row.predicted_peak_bytes // 50)
+        assert row.time_s > 0
+    return rows
+
+
+@pytest.mark.usefixtures("_small")
+def test_codes_are_chosen_beside_freezing(tmp_path: Path) -> None:
+    pair = measured(tmp_path, ("freeze", "quantise"))["freeze + quantise"]
+    assert pair.kept
+    assert 0 < pair.error <= 0.01
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("_small")
+def test_a_pair_takes_less_than_each_alone_and_all_take_least(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    rows = measured(tmp_path, (), ("freeze",), ("quantise",), ("freeze", "quantise"), TECHNIQUES)
+    peaks = {name: row.predicted_peak_bytes for name, row in rows.items()}
+    alone = peaks["freeze"], peaks["quantise"]
+    assert peaks["freeze + quantise"] < min(alone)
+    assert max(alone) < peaks[""]
+    assert peaks[" + ".join(TECHNIQUES)] == min(peaks.values())

@@ -1,0 +1,90 @@
+"""`lossy` in params.yaml, through all stages: a plan with codes trains, resumes when killed, and needs leave."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stowage.stages.device import device_of
+from stowage.stages.ir.costs import DeviceDescription
+from stowage.stages.ir.lossy import ERRORS, GradientError
+from stowage.stages.ir.table import read_rows, write_record
+from tests.train.test_killed_processes import PARAMETERS, PLANNING, RUN, TRAINED, losses, run
+
+KINDS = ["bf16", "int8_tensor"]
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with leave, planned and not trained."""
+    parameters: dict[str, Any] = copy.deepcopy(PARAMETERS)
+    parameters["trace"]["model"]["overrides"] |= {"n_embd": 32, "n_positions": 32}
+    parameters["trace"] |= {"batch_size": 4, "sequence_length": 32}
+    parameters["solve"]["device_budget"] = "50%"
+    parameters["train"]["steps"] = 30
+    parameters["lossy"] = {"kinds": KINDS, "max_gradient_error": 0.05, "batches": 2}
+    folder = tmp_path_factory.mktemp("lossy") / "project"
+    folder.mkdir()
+    (folder / "params.yaml").write_text(yaml.safe_dump(parameters))
+    # It computes slowly and copies fast, so that codes are cheaper than computing again.
+    target = DeviceDescription(
+        device_of("cpu").fingerprint(), "here", "cpu", 1 << 34, 1e8, 1e11, 1e9, 1e9, 1e9, 1e9, 1e-8
+    )
+    write_record(folder / "artifacts" / "device.json", target)
+    done = run(folder, *PLANNING)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_the_plan_says_what_it_keeps(planned: Path) -> None:
+    summary = json.loads((planned / "artifacts/solve/summary.json").read_text())
+    assert not summary["exact"]
+    assert {text.split(":")[0] for text in summary["lossy"]} <= set(KINDS)
+    assert 0 < summary["gradient_error"] <= 0.05
+    errors = read_rows(planned / "artifacts/trace" / ERRORS, GradientError)
+    assert {row.kind for row in errors} == set(KINDS)
+    source = (planned / "artifacts/codegen/step.py").read_text()
+    assert all(f"- {text}" in source for text in summary["lossy"])
+
+
+def test_a_run_that_was_killed_ends_like_one_that_was_not(planned: Path, tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for folder in (whole, killed):
+        shutil.copytree(planned, folder, ignore=shutil.ignore_patterns(*TRAINED))
+    done = run(whole, "train")
+    assert done.returncode == 0, done.stderr
+    process = subprocess.Popen([sys.executable, "-c", RUN, "train"], cwd=killed, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 600
+    while not list(killed.rglob("checkpoints/**/*.safetensors")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None, "it ended before it could be killed: train longer"
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    done = run(killed, "train")
+    assert done.returncode == 0, done.stderr
+    assert losses(killed) == losses(whole)
+    final = "artifacts/train/final.safetensors"
+    assert (killed / final).read_bytes() == (whole / final).read_bytes()
+
+
+def test_a_colleague_without_leave_does_not_train_with_it(planned: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    shutil.copytree(planned, folder, ignore=shutil.ignore_patterns(*TRAINED))
+    parameters = yaml.safe_load((folder / "params.yaml").read_text())
+    del parameters["lossy"]
+    (folder / "params.yaml").write_text(yaml.safe_dump(parameters))
+    done = run(folder, "train")
+    assert done.returncode != 0
+    assert "keeps values for backward in" in done.stderr
+    assert not (folder / "artifacts/train").exists()
