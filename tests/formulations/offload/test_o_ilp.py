@@ -308,7 +308,7 @@ def test_relax_and_round_is_near_the_optimum() -> None:
 
 def test_every_program_with_integers_starts_from_a_solution(monkeypatch: pytest.MonkeyPatch) -> None:
     keep, offload = OffloadOption(10.0, 20.0, 10, 10, 10), OffloadOption(10.0, 20.0, 0, 10, 10, offload_bytes=30)
-    for device_bytes, expected in ((35, [True, True]), (5, [True])):  # that of 5 asks what would be enough
+    for device_bytes, expected in ((35, [True]), (5, [False, True])):  # the second of 5 asks what would be enough
         door = Door()
         monkeypatch.setattr("stowage.stages.formulations.offload.o_ilp.solve.solve_milp", door)
         blocks = (OffloadBlock((keep, offload)),) * 5
@@ -343,8 +343,8 @@ def test_where_integers_take_too_long_the_rounded_relaxation_is_the_answer(monke
         assert exact.solution.objective_s <= late.solution.objective_s * 1.01
 
 
-def test_no_step_is_taken_that_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the rounded relaxation is within the gap, no program with integers is solved."""
+def test_a_rounded_relaxation_within_the_gap_is_optimal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bound proves it, whatever programs with integers find in time."""
     problem = llama(rtx3060(8 * GIB), (4096, 11008, 8, 32000, 4096))
     monkeypatch.setattr("stowage.stages.formulations.offload.o_ilp.solve.solve_milp", NoTime())
     answer = o_ilp(problem, replace(ROUGH, gap=0.2), limits=OIlpLimits(reach=8))

@@ -16,9 +16,6 @@ from stowage.stages.solver.outcome import SolverOutcome, SolverSettings, Status
 
 Method = Literal["exact", "relax_and_round"]
 
-LEAST_SHARE = 0.5
-"""Share of the time limit that a program with integers gets at least, whatever the linear ones before it took."""
-
 TOLERANCE = 1e-6
 """Relative distance of an optimum from its bound that comes of how solvers count."""
 
@@ -78,10 +75,11 @@ def smallest_budget(
 class _Solve:
     """Solves O-ILP in steps, each of which may end within the gap.
 
-    1. The linear relaxation, whose optimum is a bound whatever comes after it.
-    2. The relaxation's options, rounded to whole ones, and all fractions anew: nearly always within 1%.
-    3. The program with only those options that the relaxation uses, from the best answer so far.
-    4. The whole program, from the best answer so far.
+    1. The whole program, from the leanest options. Its answers lie in a corner, and are the easiest to make whole.
+    2. The linear relaxation by interior points, whose optimum is a bound; the first step may not come as far in time,
+       since the simplex method takes several times as long with programs as long and sparse as these.
+    3. The relaxation's options, rounded to whole ones, and all fractions anew: nearly always within 1%.
+    4. The program with only those options that the relaxation or the best answer uses.
     """
 
     def __init__(
@@ -97,28 +95,36 @@ class _Solve:
         """Return the best answer found.
 
         Args:
-            integers: solve programs with integers where one rounding is not enough; else try other roundings.
+            integers: solve programs with integers; else only round the relaxation.
         """
-        relaxed = build(self._problem, replace(self._limits, relaxed=True))
         linear = self._limits.relaxed or self._limits.options is not None
+        if integers and not linear:
+            whole = self._integers()
+            if whole.model.isMIP():
+                self._try(self._lean(), whole=False)
+            status = self._try(whole, whole=True)
+            if status in ("infeasible", "optimal"):
+                return self._result(status)
+        relaxed = build(self._problem, replace(self._limits, relaxed=True))
         status = self._try(relaxed, whole=True, answers=linear)
         if status == "infeasible" or linear:
             return self._result(status)
-        if status == "unknown":
-            return self._result(self._try(self._integers(), whole=True) if integers else status)
-        shares = [[value_of(v) for v in comp] for comp in relaxed.comp]
-        for options in dict.fromkeys(_roundings(self._problem, shares)):
-            if not self._is_good() and (not integers or self._best.solution is None):
-                self._round(options)
-        if integers and not self._is_good():
-            self._try(self._integers(shares), whole=False)
-        if integers and not self._is_good():
-            status = self._try(self._integers(), whole=True)
-            if status in ("infeasible", "optimal"):
-                return self._result(status)
+        if status != "unknown":
+            self._near([[value_of(v) for v in comp] for comp in relaxed.comp], integers=integers)
         if self._best.solution is None:
             return self._result("unknown")
         return self._result("optimal" if self._is_good() else "feasible")
+
+    def _near(self, shares: Sequence[Sequence[float]], *, integers: bool) -> None:
+        """Look for answers near the relaxation's, given its shares of options."""
+        for options in dict.fromkeys(_roundings(self._problem, shares)):
+            if not self._is_good():
+                self._round(options)
+        if integers and not self._is_good():
+            self._try(self._integers(shares), whole=False, interior_points=True)
+
+    def _lean(self) -> OIlp:
+        return build(self._problem, replace(self._limits, options=_leanest(self._problem), relaxed=True))
 
     def _round(self, options: Sequence[int]) -> None:
         self._try(build(self._problem, replace(self._limits, options=tuple(options), relaxed=True)), whole=False)
@@ -132,18 +138,17 @@ class _Solve:
                     variable.upBound = 0
         return m
 
-    def _try(self, m: OIlp, *, whole: bool, answers: bool = True) -> Status:
+    def _try(self, m: OIlp, *, whole: bool, answers: bool = True, interior_points: bool = False) -> Status:
         """Solve a program, and return how that ended.
 
         Args:
             m: the program.
             whole: nothing that the problem allows is left out, so that its bound is one of the problem.
             answers: what it finds is an answer of the problem.
+            interior_points: see `solve_milp`.
         """
         linear = not m.model.isMIP()
-        left_s = max(self._settings.time_limit_s - self._spent_s, LEAST_SHARE * self._settings.time_limit_s)
-        settings = self._settings if linear else replace(self._settings, time_limit_s=left_s)
-        outcome = _solve(m, settings, self._solver, {} if linear else self._start)
+        outcome = _solve(m, self._settings, self._solver, {} if linear else self._start, interior_points)
         self._spent_s += outcome.wall_s
         found = answer_of(m, outcome, bound_of(m, outcome))
         bound_s = max(self._best.bound_s, found.bound_s) if whole else self._best.bound_s
@@ -167,24 +172,22 @@ class _Solve:
         return replace(self._best, status=status, bound_s=bound_s, wall_s=self._spent_s)
 
 
-def _solve(m: OIlp, settings: SolverSettings, solver: MilpSolver, start: Mapping[str, float]) -> SolverOutcome:
-    """Solve a program, from the values of an answer where one is known.
-
-    The simplex method, which solvers choose for the first relaxation of a program with integers, takes several times
-    as long with these long and sparse ones as interior points do.
-    """
+def _solve(
+    m: OIlp, settings: SolverSettings, solver: MilpSolver, start: Mapping[str, float], interior_points: bool = False
+) -> SolverOutcome:
+    """Solve a program, from the values of an answer where one is known."""
     if start:
         for variable in m.model.variables():
             value = start.get(variable.name, 0.0)
             variable.setInitialValue(round(value) if variable.cat == pulp.LpInteger else value, check=False)
-    return solve_milp(m.model, settings, solver=solver, warm_start=bool(start), interior_points=True)
+    return solve_milp(m.model, settings, solver=solver, warm_start=bool(start), interior_points=interior_points)
 
 
 def _values(m: OIlp) -> dict[str, float]:
     return {variable.name: variable.varValue or 0.0 for variable in m.model.variables()}
 
 
-def _roundings(problem: OffloadProblem, shares: list[list[float]]) -> Iterator[tuple[int, ...]]:
+def _roundings(problem: OffloadProblem, shares: Sequence[Sequence[float]]) -> Iterator[tuple[int, ...]]:
     """Yield whole options near fractional ones.
 
     What blocks keep follows the running sum of the relaxation, first to the nearest, then never above it; at last come
