@@ -11,7 +11,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,8 @@ class PairRow:
         techniques: which, with `+` between them; "" for plain training.
         predicted_peak_bytes, peak_bytes: highest device bytes, with the most demanding units training.
         predicted_time_s, time_s: of an update of all samples, with units drawn anew each time; the median of some.
+        plain_time_s: of plain PyTorch's update of all samples at once, in turns with the others, since a machine is not
+            always equally fast.
         error: what the gradient may change by.
         kept: what is kept in fewer bits.
     """
@@ -63,6 +65,7 @@ class PairRow:
     peak_bytes: int
     predicted_time_s: float
     time_s: float
+    plain_time_s: float
     error: float = 0.0
     kept: tuple[str, ...] = ()
 
@@ -202,14 +205,19 @@ class _Job:
 
 
 def _measured(job: _Job, updates: int) -> PairRow:
-    step = job.step()
+    step, plain = job.step(), _plain()
     batch = job.batch(step.model)
-    times: list[float] = []
-    for _ in range(updates + 1):
-        began = time.perf_counter()
+
+    def update() -> None:
         for number in range(job.micro_batches):
             step(batch, update=number == job.micro_batches - 1)
-        times.append(time.perf_counter() - began)
+
+    times: dict[str, list[float]] = {"plan": [], "plain": []}
+    for _ in range(updates + 1):
+        for name, run in (("plan", update), ("plain", plain)):
+            began = time.perf_counter()
+            run()
+            times[name].append(time.perf_counter() - began)
     predicted_s, predicted, measured, error, kept = 0.0, 0, 0, 0.0, dict[str, None]()
     worst = step.plan.worst_units
     job.masks.given = worst.split(", ") if worst else None
@@ -223,7 +231,22 @@ def _measured(job: _Job, updates: int) -> PairRow:
         predicted,
         measured,
         predicted_s,
-        statistics.median(times[1:]),
+        statistics.median(times["plan"][1:]),
+        statistics.median(times["plain"][1:]),
         error,
         tuple(kept),
     )
+
+
+def _plain() -> Callable[[], None]:
+    """Return plain PyTorch's update of all samples."""
+    model = build_model("gpt2", SHAPE, seed=0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    batch = sample_batch(model, SAMPLES, LENGTH, 1)
+
+    def update() -> None:
+        optimizer.zero_grad()
+        model(**batch).loss.backward()
+        optimizer.step()
+
+    return update

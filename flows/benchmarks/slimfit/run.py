@@ -178,10 +178,11 @@ def run_pairs(out: Path, say: Callable[[str], None], names: Sequence[str] = ()) 
     wanted = combinations(names)
     rows = {row["techniques"]: row for row in _stored(out).get("slimfit_pairs", [])}
     for found in measured_pairs(out / "slimfit" / "stores", wanted):
-        rows[found.techniques] = {**asdict(found), "kept": ", ".join(found.kept)}
+        ratio = found.time_s / found.plain_time_s
+        rows[found.techniques] = {**asdict(found), "kept": ", ".join(found.kept), "ratio": ratio}
         order = [rows[name] for name in map(" + ".join, combinations()) if name in rows]
         keep(out, {"slimfit_pairs": order})
-        say(f"{found.techniques or 'plain training'}: {found.peak_bytes / 2**20:.1f} MiB, {found.time_s:.3f} s")
+        say(f"{found.techniques or 'plain training'}: {found.peak_bytes / 2**20:.1f} MiB, {ratio:.2f} × plain")
     return f"{len(wanted)} combinations"
 
 
