@@ -3,7 +3,7 @@
 - `select`: asks every source for plans, and keeps the fastest.
 - `proposal`: the interface between sources of plans and the referee.
 - `request`: what a plan is asked for.
-- `in_memory`, `offload/`: sources of plans, without and with the lower tier.
+- `in_memory`, `evicted`, `offload/`: sources of plans, without and with the lower tier.
 - `collection`: lets Python look for cyclic garbage less often.
 - `collectives/`: gathers and scatters beside computing.
 - `program/`: the program that all of them plan.

@@ -14,6 +14,9 @@ Numbers = np.ndarray[tuple[int], np.dtype[np.float64]]
 SHORTEST = 1e-12
 """Distance to what is needed at once."""
 
+LONGEST = 64
+"""Nodes that making a value again may take: one that takes more stays."""
+
 
 class Values:
     """Keeps account of the values while nodes run and values are dropped.
@@ -150,7 +153,7 @@ class Values:
         seen = set(stack)
         while stack:
             node = stack.pop()
-            if step.once[node]:
+            if step.once[node] or len(seen) > LONGEST:
                 return math.inf, -1
             cost_s += step.time_s[node]
             last = min(last, step.last_again[node])

@@ -23,10 +23,13 @@ TRIES = 3
 SLOWER = 1.3
 """Factor by which an order may be slower than another one that fits, before what still fits is kept."""
 
-SLOWEST = 2.0
+SLOWEST = 1.6
 """Factor by which an order may be slower than one that computes nothing again."""
 
-HALVINGS = 7
+LEAN_RULES = 3
+"""Rules that look for the least memory."""
+
+HALVINGS = 5
 """Steps of the search for the least memory of a rule."""
 
 
@@ -88,7 +91,7 @@ class Evicting:
         """Return the order with the lowest peak that the first so many rules find, by halving the memory of each."""
         best: Order | None = None
         peak_bytes = self._program.peak_bytes([Execution(n.node, EVICTION) for n in self._program.nodes]) + 1
-        for rule in RULES[:rules]:
+        for rule in RULES[: min(rules, LEAN_RULES)]:
             low, within = self._program.base_bytes + self._step.least_bytes, peak_bytes - 1
             for halving in range(HALVINGS + 1):
                 found = self._order(rule, within, SLOWEST * self._once_s)
