@@ -6,6 +6,7 @@
 - `elixir/`: the Elixir paper's tables of several GPUs, simulated.
 - `slimfit/`: the SlimFit paper's policies on tasks that are on every machine, and what may be kept in codes.
 - `remat/`: rematerialization beside what others do.
+- `proven/`: how far plans are from what any schedule could do.
 - `scaling/`: how planning time grows with the model.
 - `slimfit/`: what freezing saves.
 - `gpu/`: measures, plans and races on a machine with a GPU.

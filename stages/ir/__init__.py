@@ -24,6 +24,7 @@
 - `machine`: describes the lower tier, its links, and where storages are between iterations.
 - `masked_bytes`: bytes that are in memory under some masks.
 - `methods`: the methods that make plans.
+- `once`: says which nodes may run only once.
 - `operators`: facts about operators.
 - `parallel`: a parallel machine, and where the shards of groups of parameters live.
 - `pareto`: filters things that compete in several costs.

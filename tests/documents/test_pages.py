@@ -12,6 +12,7 @@ import yaml
 from stowage.stages.formulations.block import checkmate
 from stowage.stages.formulations.block.rk_checkmate import model as rk_checkmate
 from stowage.stages.formulations.cluster.h_ilp import equations as h_ilp
+from stowage.stages.formulations.cuts import equations as cuts
 from stowage.stages.formulations.offload.o_ilp import equations as o_ilp
 from stowage.stages.formulations.sharding.four_states import equations as four_states
 from tests.documents.known_names import is_module
@@ -88,6 +89,7 @@ def test_the_site_has_every_page() -> None:
         ("rk_checkmate", rk_checkmate.EQUATIONS),
         ("h_ilp", h_ilp.EQUATIONS),
         ("o_ilp", o_ilp.EQUATIONS),
+        ("cuts", cuts.EQUATIONS),
         ("four_states", four_states.EQUATIONS),
     ],
 )
