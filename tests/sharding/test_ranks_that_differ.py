@@ -166,6 +166,7 @@ def _alone(stores: Path) -> dict[str, Any]:
     exchanged = {name: mock.Mock(wraps=getattr(dist, name)) for name in EXCHANGES}
     with mock.patch.multiple(dist, **exchanged):
         for name, group in (("group", dist.group.WORLD), ("no group", None)):
+            torch.manual_seed(0)
             model = _net()
             step = _fit(model, stores, group=group)
             losses = [step(batch).item() for _ in range(3)]
