@@ -55,6 +55,11 @@ def t5() -> Recipe:
     return _language("t5", d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4, vocab_size=64)
 
 
+def wide_t5() -> Recipe:
+    """Return T5 with wider layers, whose weights take more than the disk's buffers."""
+    return _language("t5", d_model=64, d_kv=16, d_ff=128, num_layers=1, num_heads=4, vocab_size=64)
+
+
 def _language(architecture: str, **overrides: Any) -> Recipe:
     model = build_model(architecture, overrides, seed=0)
     return Recipe(model, None, lambda number: sample_batch(model, 4, 12, number))
@@ -135,6 +140,7 @@ def wide() -> Recipe:
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "gpt2": gpt2,
     "t5": t5,
+    "wide_t5": wide_t5,
     "llama_lora": llama_lora,
     "deep_llama_lora": deep_llama_lora,
     "resnet": resnet,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -56,7 +57,13 @@ def _at_the_start(stores: Path) -> dict[str, str]:
         "frozen": _said(lambda: _fit(frozen, stores)),
         "clipping": _said(lambda: _fit(_net(), stores, max_grad_norm=1.0 if one else None)),
         "number": _said(lambda: _fit(_net(factor=3.0 if one else 2.0), stores)),
+        "torch": _said(lambda: _with_torch("2.0.1" if one else "2.0.0", lambda: _fit(_net(), stores))),
     }
+
+
+def _with_torch(version: str, work: Say) -> None:
+    with mock.patch.object(torch, "__version__", version):
+        work()
 
 
 def _later(stores: Path) -> dict[str, str]:
@@ -92,6 +99,9 @@ def test_at_the_start(fit_stores: Path) -> None:
     assert "another max_grad_norm than rank 0: 1.0, not None" in first["clipping"]
     assert first["number"].startswith("RankError: Rank 1 has another traced step than rank 0:")
     assert "3.0" in first["number"]
+    assert first["torch"] == (
+        "RankError: Rank 1 has another version of torch than rank 0: 2.0.1, not 2.0.0; give all ranks the same."
+    )
 
 
 def test_later(fit_stores: Path) -> None:
@@ -147,3 +157,40 @@ def test_the_rank_that_departs_from_most_is_named(count: int, fit_stores: Path) 
 
 def _first_departs(stores: Path) -> str:
     return _said(lambda: _fit(_net(), stores, method="rockmate" if dist.get_rank() == 0 else "auto"))
+
+
+def _alone(stores: Path) -> dict[str, Any]:
+    """Train with a group of one process, and without a group; count what is exchanged meanwhile."""
+    batch = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    found: dict[str, Any] = {}
+    exchanged = {name: mock.Mock(wraps=getattr(dist, name)) for name in EXCHANGES}
+    with mock.patch.multiple(dist, **exchanged):
+        for name, group in (("group", dist.group.WORLD), ("no group", None)):
+            torch.manual_seed(0)
+            model = _net()
+            step = _fit(model, stores, group=group)
+            losses = [step(batch).item() for _ in range(3)]
+            actions = [(row.action, row.node, row.storage) for row in step.planned.rows]
+            found[name] = losses, actions, [p.detach().clone() for p in model.parameters()]
+    found["exchanged"] = [name for name, counted in exchanged.items() if counted.called]
+    return found
+
+
+EXCHANGES = (
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather_object",
+    "broadcast_object_list",
+    "all_gather_into_tensor",
+)
+
+
+def test_a_group_of_one_process_trains_as_without_a_group_and_exchanges_nothing(fit_stores: Path) -> None:
+    (found,) = on_ranks(1, _alone, fit_stores)
+    (losses, actions, parameters), (plain_losses, plain_actions, plain_parameters) = found["group"], found["no group"]
+    assert losses == plain_losses
+    assert actions == plain_actions
+    assert not {action for action, _, _ in actions} & {"gather", "scatter"}
+    assert all(map(torch.equal, parameters, plain_parameters))
+    assert found["exchanged"] == []

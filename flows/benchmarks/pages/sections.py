@@ -17,6 +17,7 @@ from stowage.flows.benchmarks.pages.planning_tables import (
     OPTIMUM,
     PARTITION,
 )
+from stowage.flows.benchmarks.pages.ranks_tables import PAGE as SEVERAL_GPUS
 from stowage.flows.benchmarks.pages.remat_tables import REMAT_ACCURACY, REMAT_METHODS, REMAT_PEERS, REMAT_SHARES
 from stowage.flows.benchmarks.pages.table import COMMAND, Column, Section, TablePage, text
 from stowage.flows.benchmarks.proven.pages import PAGE as PROVEN
@@ -149,6 +150,7 @@ PAGES = (
     TablePage("quarter", "A quarter of the memory", "", (QUARTER,)),
     TablePage("papers", "The OffMate preprint's tables, planned", "", (PAPERS,)),
     ELIXIR,
+    SEVERAL_GPUS,
     SLIMFIT,
     TablePage("host", "What a step costs the host", "", (HOST,)),
     TablePage("torture", "What was tried at random", "", (TORTURE,)),

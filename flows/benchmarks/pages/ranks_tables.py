@@ -1,0 +1,30 @@
+"""Describes the table of several ranks that train under one plan, beside DistributedDataParallel and FSDP2."""
+
+from __future__ import annotations
+
+from stowage.flows.benchmarks.pages import formats as f
+from stowage.flows.benchmarks.pages.table import Column, Section, TablePage, text
+
+RUN = (
+    "stowage gpu ranks --device cpu --quick --steps 7 --batch 4 --length 128 --set n_layer=6 --set n_embd=384 "
+    "--set n_head=6 --set vocab_size=2000 --out FOLDER"
+)
+
+RANKS = Section(
+    "several_gpus",
+    "",
+    "Two ranks with gloo, one thread each, on a machine of two cores, which they share: GPT-2 of 6 layers × 384 in "
+    "float32 with dropout, batches of 4 × 128, AdamW; medians of 7 steps of one run. Each plan has the peak as its "
+    "budget that was measured of what stands before it. *Losses and weights* are compared with "
+    "DistributedDataParallel's, bit for bit.",
+    RUN,
+    (
+        text("contestant", ""),
+        Column("budget_bytes", "budget of a rank", f.mib, optional=True),
+        Column("peak_bytes", "peak of a rank", f.mib),
+        Column("step_s", "a step", f.milliseconds),
+        text("equal", "losses and weights"),
+    ),
+)
+
+PAGE = TablePage("several_gpus", "Several ranks under one plan", "", (RANKS,))
