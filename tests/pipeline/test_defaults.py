@@ -58,6 +58,8 @@ PLACES = {
     "O_ILP_SECONDS": ("solve.time_limit_s", SolveSettings().time_limit_s, REQUEST.o_ilp_limits.time_limit_s),
     "O_ILP_GAP": ("solve.gap", SolveSettings().gap, REQUEST.o_ilp_limits.gap),
     "O_ILP_SEARCHES": ("", EFFORT.o_ilp_searches, REQUEST.o_ilp_searches),
+    "EVICTION_RULES": ("", EFFORT.eviction_rules, REQUEST.eviction_rules),
+    "CUT_SECONDS": ("", EFFORT.cut_seconds),
     "LARGEST_BATCH": ("", inspect.signature(best_batch).parameters["largest"].default),
 }
 
