@@ -126,7 +126,7 @@ def test_growth_has_a_line_for_each_depth(tmp_path: Path) -> None:
 
 
 def test_every_benchmark_has_its_section() -> None:
-    assert set(READERS) - {"remat", "elixir", "elixir_plans", "slimfit"} <= set(sections_by_name())
+    assert set(READERS) - {"remat", "elixir", "elixir_plans", "slimfit", "proven"} <= set(sections_by_name())
 
 
 def test_nan_is_nothing_and_damage_is_a_sentence(tmp_path: Path) -> None:
