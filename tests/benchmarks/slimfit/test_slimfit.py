@@ -67,6 +67,7 @@ def test_a_study_does_not_repeat_what_is_done(tmp_path: Path, monkeypatch: pytes
     assert len(done) == len(rows) == 10  # four of them with codes
     assert run_study(tmp_path, lambda text: None, ["digits"], ["ils", "random"], [0.5], 2) == rows
     assert len(done) == 10
+    rows = [row for row in rows if not row.get("codes")]
     (line,) = by_policy(summarised(rows))
     assert (line["everything"], line["ils"]) == ("90.5 ± 0.7", "85.5 ± 0.7")
     assert [(r["policy"], r["difference"], r["error"]) for r in differences(rows)] == [
