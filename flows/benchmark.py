@@ -210,6 +210,15 @@ def slimfit(
         typer.echo(run_parts(out, typer.echo, parts, names, seeds))
 
 
+@application.command("several-gpus")
+def several_gpus(write: Write = None) -> None:
+    """Train on two ranks of this CPU under one plan, beside DistributedDataParallel and FSDP2."""
+    with results_of("several_gpus", write) as out:
+        from stowage.flows.benchmarks.gpu.ranks.rows import run_two_ranks
+
+        typer.echo(run_two_ranks(out, typer.echo))
+
+
 @application.command("proven")
 def proven(
     models: Models = "",

@@ -127,6 +127,10 @@ def _slimfit(results: Path) -> dict[str, Rows]:
     return {name: found[name] for name in measured_sections(results)}
 
 
+def _several_gpus(results: Path) -> dict[str, Rows]:
+    return {"several_gpus": _json(results / "several_gpus.json")}
+
+
 def _proven(results: Path) -> dict[str, Rows]:
     from stowage.flows.benchmarks.proven.pages import sections_of
     from stowage.flows.benchmarks.proven.run import kept_cells  # needs torch
@@ -149,6 +153,7 @@ READERS: dict[str, Callable[[Path], dict[str, Rows]]] = {
     "elixir": _elixir,
     "slimfit": _slimfit,
     "elixir_plans": _elixir_plans,
+    "several_gpus": _several_gpus,
     "proven": _proven,
 }
 """Benchmark -> the function that reads its results: section -> rows."""

@@ -5,16 +5,13 @@ from __future__ import annotations
 from stowage.flows.benchmarks.pages import formats as f
 from stowage.flows.benchmarks.pages.table import Column, Section, TablePage, text
 
-RUN = (
-    "stowage gpu ranks --device cpu --quick --steps 7 --batch 4 --length 128 --set n_layer=6 --set n_embd=384 "
-    "--set n_head=6 --set vocab_size=2000 --out FOLDER"
-)
+RUN = "python -m stowage.flows.benchmark several-gpus"
 
 RANKS = Section(
     "several_gpus",
     "",
     "Two ranks with gloo, one thread each, on a machine of two cores, which they share: GPT-2 of 6 layers × 384 in "
-    "float32 with dropout, batches of 4 × 128, AdamW; medians of 7 steps of one run. Each plan has the peak as its "
+    "float32 with dropout, batches of 4 × 128, AdamW; medians of 7 steps of one run, planned with `quick`. Each plan has the peak as its "
     "budget that was measured of what stands before it. *Losses and weights* are compared with "
     "DistributedDataParallel's, bit for bit.",
     RUN,

@@ -4,4 +4,5 @@
 - `training.py`: the step of one contestant, which starts its ranks, and the step that compares them.
 - `contestant.py`: one rank of one contestant.
 - `page.py`: writes the results as one page.
+- `rows.py`: measures two ranks of a CPU for the documents.
 """
