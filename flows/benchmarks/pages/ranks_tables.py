@@ -11,7 +11,8 @@ RANKS = Section(
     "several_gpus",
     "",
     "Two ranks with gloo, one thread each, on a machine of two cores, which they share: GPT-2 of 6 layers × 384 in "
-    "float32 with dropout, batches of 4 × 128, AdamW; medians of 7 steps of one run, planned with `quick`. Each plan has the peak as its "
+    "float32 with dropout, batches of 4 × 128, AdamW; medians of 7 steps of one run, planned with `quick`. "
+    "Each plan has the peak as its "
     "budget that was measured of what stands before it. *Losses and weights* are compared with "
     "DistributedDataParallel's, bit for bit.",
     RUN,
