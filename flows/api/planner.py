@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
@@ -187,6 +188,7 @@ class Planner:
         effort: Effort,
         live: Callable[[], AbstractContextManager[list[StepTensors]]] | None,
     ) -> Planned:
+        since_s = time.monotonic()
         step = StepToPlan(
             model=self.model,
             optimizer=self.optimizer,
@@ -205,7 +207,7 @@ class Planner:
         self._learn(costed, searched=kept is None)
         if kept is not None:
             return kept
-        planned = plan_costed(costed, budget_bytes, how, said=self.budget.said, known=known)
+        planned = plan_costed(costed, budget_bytes, how, said=self.budget.said, known=known, since_s=since_s)
         if self.freeze is None:
             self._sizes.learn_plan(costed.variants[0].trace, planned)
         return planned

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from functools import partial
 
@@ -50,11 +51,18 @@ def plan_step(step: StepToPlan, device_budget: str | int, how: Planning) -> Plan
         StowageError: see the stages; `Infeasible` when the budget cannot be met.
     """
     check_method(how.method)
-    return plan_costed(cost_step(step, how), device_budget, how)
+    since_s = time.monotonic()
+    return plan_costed(cost_step(step, how), device_budget, how, since_s=since_s)
 
 
 def plan_costed(
-    costed: Costed, device_budget: str | int, how: Planning, *, said: str = "", known: Known | None = None
+    costed: Costed,
+    device_budget: str | int,
+    how: Planning,
+    *,
+    said: str = "",
+    known: Known | None = None,
+    since_s: float | None = None,
 ) -> Planned:
     """Plan from tables alone: no model, and no device that could run it.
 
@@ -64,13 +72,17 @@ def plan_costed(
         how: with which method and effort.
         said: how the budget was found, if it was not given in bytes.
         known: see `solve_costed`.
+        since_s: when planning began, on the clock of `time.monotonic`; now by default. Cuts take a share of the time.
 
     Raises:
         StowageError: see the stages; `Infeasible` when the budget cannot be met.
     """
+    since_s = time.monotonic() if since_s is None else since_s
     budget_bytes = resolve_budget(device_budget, costed.eager_peak_bytes, "device_budget")
     cut_seconds = how.effort.cut_seconds if how.freeze is None else 0.0
-    solved, options = solve_costed(costed, budget_bytes, how, said=said, known=known, cut_seconds=cut_seconds)
+    solved, options = solve_costed(
+        costed, budget_bytes, how, said=said, known=known, cut_seconds=cut_seconds, since_s=since_s
+    )
     how.progress("codegen")
     chosen = needed_variant(costed.variants_for(how.method), solved.summary.variant)
     trace, nodes, blocks = chosen.trace, list(chosen.nodes), list(chosen.blocks)
@@ -85,6 +97,7 @@ def solve_costed(
     said: str = "",
     known: Known | None = None,
     cut_seconds: float = 0.0,
+    since_s: float | None = None,
 ) -> tuple[Solved, list[Option]]:
     """Return the plan within a budget, from the store or solved now, without its program.
 
@@ -95,6 +108,7 @@ def solve_costed(
         said: see `plan_costed`.
         known: what plans of the same step, options and method within other budgets have found.
         cut_seconds: see `PlanRequest`; 0 for plans that a search only looks at.
+        since_s: see `PlanRequest.planning_since_s`.
 
     Returns:
         The plan, and the options that it was chosen from; none where it was in the store.
@@ -129,6 +143,7 @@ def solve_costed(
             errors=costed.errors,
             max_gradient_error=costed.max_gradient_error,
             cut_seconds=cut_seconds,
+            planning_since_s=since_s,
         )
         return solve_variants(variants, options, request, known)
 

@@ -45,6 +45,8 @@ class PlanRequest:
         lossy: whether rewrites that change numbers are allowed.
         errors: what they do to the gradient, as was measured.
         cut_seconds: time to bound every schedule by cuts, and to find schedules by them; 0 for neither.
+        planning_since_s: when planning began, on the clock of `time.monotonic`. Cuts then take at most a fifth of the
+            time since, so that a plan that is found at once is not waited for; None gives them all of `cut_seconds`.
         max_gradient_error: most that all of a plan's may do together, see `Lossy`.
     """
 
@@ -62,6 +64,7 @@ class PlanRequest:
     lossy: bool = False
     errors: Sequence[GradientError] = ()
     cut_seconds: float = 0.0
+    planning_since_s: float | None = None
     max_gradient_error: float = math.inf
 
     def __post_init__(self) -> None:

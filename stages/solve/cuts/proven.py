@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,12 @@ from stowage.stages.solver.milp import milp_version
 
 METHOD = "cuts"
 """The method of plans whose schedules cuts have found."""
+
+SHARE = 0.2
+"""Share of the time that planning took so far which cuts may take."""
+
+LEAST_SECONDS = 0.2
+"""Time that they may take however fast planning was: enough for one cut of a small step."""
 
 PROVEN = 1e-3
 """Relative distance to the bound within which a plan counts as optimal."""
@@ -52,9 +59,21 @@ def proven(plans: Sequence[Planned], request: PlanRequest) -> list[Solved]:
     if not request.cut_seconds or request.lower_tier is not None or collective or not known:
         return known
     ways = _ways(plans, request.device_budget_bytes)
-    improve_all(ways, request.cut_seconds)
+    improve_all(ways, seconds_of(request, time.monotonic()))
     least = min(ways, key=lambda w: w.bound_s)
     return [_stated(_faster(p.way, p.plan, ways, request), least) for p in plans if p.plan is not None]
+
+
+def seconds_of(request: PlanRequest, now_s: float) -> float:
+    """Return the time that cuts may take.
+
+    Args:
+        request: what was asked for.
+        now_s: the clock of `time.monotonic`.
+    """
+    if request.planning_since_s is None:
+        return request.cut_seconds
+    return min(request.cut_seconds, max(LEAST_SECONDS, SHARE * (now_s - request.planning_since_s)))
 
 
 def _ways(plans: Sequence[Planned], budget_bytes: int) -> list[CutWay]:
