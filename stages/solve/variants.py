@@ -104,7 +104,7 @@ def _fastest(variants: Sequence[Variant], options: Sequence[Option], request: Pl
     tried: list[Planned] = []
     bound_s = lower_bound_s(variants[0].nodes, request.lower_tier)
 
-    def plan(way: Way) -> Solved:
+    def plan(way: Way, request: PlanRequest = request) -> Solved:
         hashes = {b.block_hash for b in way.blocks}
         own = [o for o in options if o.block_hash in hashes]
         solved = solve_plan(way.trace, way.nodes, way.blocks, own, request, known.part(way.name), bound_s=bound_s)
@@ -133,7 +133,8 @@ def _fastest(variants: Sequence[Variant], options: Sequence[Option], request: Pl
             if not allowed(way):
                 continue
             with suppress(Infeasible):  # rounding to slots can promise what the referee does not find
-                found.append(plan(way))
+                # Mixtures differ in blocks, of which eviction knows nothing: it has tried the whole rewrites.
+                found.append(plan(way, replace(request, eviction_rules=0)))
                 tried.append(Planned(way, found[-1], mixture=True))
     smallest = min([s.summary.smallest_feasible_bytes for s in found] + [f.smallest_feasible_bytes for f in failures])
     found = proven(tried, request)
