@@ -5,10 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +14,7 @@ import yaml
 from stowage.stages.device import device_of
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.table import write_record
-from tests.train.test_killed_processes import PARAMETERS, PLANNING, RUN, TRAINED, losses, run
+from tests.train.test_killed_processes import PARAMETERS, PLANNING, TRAINED, check_that_a_kill_changes_nothing, run
 
 
 def made(folder: Path, **freeze: Any) -> Path:
@@ -55,24 +51,7 @@ def test_the_plan_says_what_it_freezes(planned: Path) -> None:
 
 def test_a_run_that_was_killed_ends_like_one_that_was_not(planned: Path, tmp_path: Path) -> None:
     """Plain PyTorch trains beside it with the same masks: the stage fails if a loss differs in one bit."""
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    for folder in (whole, killed):
-        shutil.copytree(planned, folder, ignore=shutil.ignore_patterns(*TRAINED))
-    done = run(whole, "train")
-    assert done.returncode == 0, done.stderr
-    process = subprocess.Popen([sys.executable, "-c", RUN, "train"], cwd=killed, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 600
-    while not list(killed.rglob("checkpoints/**/*.safetensors")):
-        assert time.monotonic() < deadline
-        assert process.poll() is None, "it ended before it could be killed: train longer"
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    done = run(killed, "train")
-    assert done.returncode == 0, done.stderr
-    assert losses(killed) == losses(whole)
-    final = "artifacts/train/final.safetensors"
-    assert (killed / final).read_bytes() == (whole / final).read_bytes()
+    check_that_a_kill_changes_nothing(planned, tmp_path)
 
 
 @pytest.mark.parametrize(

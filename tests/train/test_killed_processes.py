@@ -104,6 +104,33 @@ def losses(folder: Path) -> list[tuple[int, float, float]]:
     return [(r.iteration, r.loss, r.learning_rate) for r in records]
 
 
+def kill_in_training(folder: Path) -> None:
+    """Train, and kill the process as soon as there is a checkpoint."""
+    process = subprocess.Popen([sys.executable, "-c", RUN, "train"], cwd=folder, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 600
+    while not list(folder.rglob("checkpoints/**/*.safetensors")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None, "it ended before it could be killed: train longer"
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+
+
+def check_that_a_kill_changes_nothing(planned: Path, folder: Path) -> None:
+    """A run that was killed and goes on has the losses and the weights of one that was not."""
+    whole, killed = folder / "whole", folder / "killed"
+    for copy in (whole, killed):
+        shutil.copytree(planned, copy, ignore=shutil.ignore_patterns(*TRAINED))
+    done = run(whole, "train")
+    assert done.returncode == 0, done.stderr
+    kill_in_training(killed)
+    done = run(killed, "train")
+    assert done.returncode == 0, done.stderr
+    assert losses(killed) == losses(whole)
+    final = "artifacts/train/final.safetensors"
+    assert (killed / final).read_bytes() == (whole / final).read_bytes()
+
+
 def check_whole(folder: Path) -> None:
     """Every file under its own name can be read."""
     for path in (folder / "artifacts").rglob("[!.]*"):
@@ -116,14 +143,7 @@ def check_whole(folder: Path) -> None:
 def test_training_that_was_killed_ends_like_training_that_was_not(whole: Path, planned: Path, tmp_path: Path) -> None:
     killed = tmp_path / "killed"
     shutil.copytree(planned, killed)
-    process = subprocess.Popen([sys.executable, "-c", RUN, "train"], cwd=killed, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 600
-    while not list(killed.rglob("checkpoints/**/*.safetensors")):
-        assert time.monotonic() < deadline
-        assert process.poll() is None, "it ended before it could be killed: train longer"
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    kill_in_training(killed)
     assert not (killed / "artifacts" / "train" / "final.safetensors").exists()
     check_whole(killed)
 
