@@ -26,7 +26,7 @@ def settings(method: str, **options: object) -> dict[str, object]:
 def test_names_are_distinct_and_settings_take_those_that_people_are_told_of() -> None:
     assert len(set(NAMES)) == len(METHODS)
     assert typing.get_args(SolveSettings.model_fields["method"].annotation) == PUBLIC
-    assert set(NAMES) - set(PUBLIC) == {"offmate_preprint"}
+    assert set(NAMES) - set(PUBLIC) == {"keep_all", "offmate_preprint"}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -34,7 +34,7 @@ def test_a_request_is_what_the_table_says(name: str) -> None:
     request, method = PlanRequest(1, name), method_of(name)
     assert request.offloads_only == method.offloads == (name in ("offmate", "offmate_preprint"))
     assert request.recomputes_only == (name not in ("auto", "offmate", "offmate_preprint"))
-    assert request.polishes == (name not in ("rotor", "recompute_all", "chen_sqrt"))
+    assert request.polishes == (name not in ("rotor", "recompute_all", "chen_sqrt", "keep_all"))
     taken = {found for found in FOUND if request.takes(found)}
     expected = {
         "rotor": {"keep_all"},
