@@ -53,6 +53,21 @@ class GlobalNorm(_Own):
                 p.sub_(p.grad / scale, alpha=group["lr"])
 
 
+class Lamb(_Own):
+    """LAMB without its norm over all parameters: Adam, scaled by each tensor's norm over that of its update."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in self.trained(group):
+                first = self.state[p].setdefault("first", torch.zeros_like(p))
+                second = self.state[p].setdefault("second", torch.zeros_like(p))
+                first.lerp_(p.grad, 0.1)
+                second.mul_(0.999).addcmul_(p.grad, p.grad, value=0.001)
+                update = first / (second.sqrt() + 1e-6)
+                p.sub_(update * (p.norm() / (update.norm() + 1e-12)), alpha=group["lr"])
+
+
 class Distance(_Own):
     """An estimate in tensors of the group that all parameters add to, as D-Adaptation keeps it."""
 

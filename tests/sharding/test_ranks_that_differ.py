@@ -14,6 +14,7 @@ from torch import nn
 
 from stowage.flows import fit
 from stowage.stages.ir.errors import StowageError
+from tests.optimizers.kinds import GlobalNorm, Lamb
 from tests.sharding.processes import on_ranks
 
 Say = Callable[[], Any]
@@ -114,11 +115,22 @@ def test_later(fit_stores: Path) -> None:
     assert first["losses"] == "[True, True]"
 
 
+def _without_biases(model: nn.Module) -> nn.Module:
+    """Leave a model its matrices alone, which is all that Muon updates."""
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            layer.bias = None
+    return model
+
+
 def _optimizers(stores: Path) -> dict[str, str]:
     """What is said of optimizers, and of parameters that they do not hold."""
     found, batch = {}, torch.randn(6, 4)
     for name, make in {
         "Adafactor": lambda model: torch.optim.Adafactor(model.parameters()),
+        "Lamb": lambda model: Lamb(model.parameters()),
+        "GlobalNorm": lambda model: GlobalNorm(model.parameters(), limit=1e-3),
+        "Muon": lambda model: torch.optim.Muon(_without_biases(model).parameters()),
         "LBFGS": lambda model: torch.optim.LBFGS(model.parameters()),
         "none": lambda model: None,
         "some": lambda model: torch.optim.SGD(model[0].parameters(), lr=0.1),
@@ -139,8 +151,9 @@ def _optimizers(stores: Path) -> dict[str, str]:
 def test_what_cannot_update_shards_is_refused(fit_stores: Path) -> None:
     first, second = on_ranks(2, _optimizers, fit_stores)
     assert first == second
-    assert first["Adafactor"].startswith("ParameterError: The optimizer Adafactor cannot update shards: ")
-    assert first["Adafactor"].endswith("such as AdamW, SGD or Lion, or train without group.")
+    for name in ("Adafactor", "Lamb", "GlobalNorm", "Muon"):
+        assert first[name].startswith(f"ParameterError: The optimizer {name} cannot update shards: ")
+        assert first[name].endswith("such as AdamW, SGD or Lion, or train without group.")
     assert "LBFGS" in first["LBFGS"]
     assert first["none"].startswith("ParameterError: Without an optimizer gradients stay in `.grad`")
     assert "Parameter '3.weight' gets a gradient, but the optimizer does not hold it" in first["some"]
