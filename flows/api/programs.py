@@ -134,6 +134,7 @@ class Programs:
             ahead: training does not wait yet: what does not fit as it is may be measured and searched in full.
 
         Raises:
+            Infeasible: one of them does not fit; what is stated as the least memory suffices for all.
             StowageError: the step cannot be traced or planned.
         """
         with current(self._device):
@@ -143,13 +144,22 @@ class Programs:
         with heard(self._planner.ranks):
             key = self.key(batch)
             everything = with_gradient(self._record(key, batch)) if self._steps.accumulate > 1 else frozenset[str]()
-        if self._steps.accumulate == 1:
-            self._find(key, batch, self._micro_batch(frozenset(), True), ahead=ahead)
-            return
-        self._find(key, batch, self._micro_batch(everything, True), ahead=ahead)
-        if self._steps.accumulate > 2:
-            self._find(key, batch, self._micro_batch(everything, False), ahead=ahead)
-        self._find(key, batch, self._micro_batch(frozenset(), False), ahead=ahead)
+        failures: list[Infeasible] = []
+        for micro_batch in self._cycle(everything):
+            try:
+                self._find(key, batch, micro_batch, ahead=ahead)
+            except Infeasible as failure:
+                failures.append(failure)
+        if failures:
+            raise max(failures, key=lambda f: f.smallest_feasible_bytes)
+
+    def _cycle(self, everything: frozenset[str]) -> list[MicroBatch]:
+        """Return the kinds of micro-batches of an update, the one that needs most memory first."""
+        count = self._steps.accumulate
+        if count == 1:
+            return [self._micro_batch(frozenset(), True)]
+        middle = [self._micro_batch(everything, False)] if count > 2 else []
+        return [self._micro_batch(everything, True), *middle, self._micro_batch(frozenset(), False)]
 
     def find_ahead(self, batches: Iterable[Any]) -> None:
         """Find programs for batches of several forms, each once and the largest first.

@@ -14,6 +14,7 @@ from torch import nn
 
 from stowage.flows import fit
 from stowage.stages.ir.errors import Infeasible, ParameterError
+from stowage.stages.ir.lossy import Lossy
 from stowage.stages.workload.randomness import seeded
 from tests.configurations.alongside import Plain, assert_equal, assert_measured, batches, small_gpt2
 from tests.matrix import some
@@ -150,16 +151,22 @@ def test_gradients_that_wait_are_in_the_plan(quick: Fit) -> None:
     assert "grad_transformer_wte_weight.add_(" in step.planned.source
 
 
-def test_a_budget_that_only_the_first_micro_batch_fits_is_refused_at_once(quick: Fit) -> None:
+@pytest.mark.parametrize(
+    ("count", "lossy"),
+    [(2, None), (4, Lossy(["bf16", "fixed8", "int8", "int8_group", "int4_group"]))],
+)
+def test_a_budget_that_only_the_first_micro_batch_fits_is_refused_at_once(
+    count: int, lossy: Lossy | None, quick: Fit
+) -> None:
     model = small_gpt2()
     given = batches(model, 1)
     with pytest.raises(Infeasible) as caught:
-        quick(model, given[0], adamw, accumulate=2, device_budget=1)
+        quick(model, given[0], adamw, accumulate=count, lossy=lossy, device_budget=1)
     smallest = caught.value.smallest_feasible_bytes
-    quick(model, given[0], adamw, accumulate=2, device_budget=smallest)
+    quick(model, given[0], adamw, accumulate=count, lossy=lossy, device_budget=smallest)
     with pytest.raises(Infeasible):
-        quick(model, given[0], adamw, accumulate=2, device_budget=smallest - 1)
-    quick(model, given[0], adamw, device_budget=smallest - 1)
+        quick(model, given[0], adamw, accumulate=count, lossy=lossy, device_budget=smallest - 1)
+    quick(model, given[0], adamw, lossy=lossy, device_budget=smallest - 1)
 
 
 @pytest.mark.parametrize("count", [0, -1, 1.5, True, "4"])
