@@ -63,7 +63,7 @@ class StoredForward:
     def __init__(self, trace: TraceTables, live: StepTensors, packed: Iterable[TraceTables]) -> None:
         """Run forward once, and keep what the backward of the trace, and of rewrites of it, will read."""
         self._live = live
-        own = {v.name for v in trace.values}
+        self._own = own = {v.name for v in trace.values}
         wanted = set(_needed(trace, frozenset()))
         for each in packed:
             wanted.update(own.intersection(_needed(each, own)))
@@ -75,20 +75,29 @@ class StoredForward:
     def gradients(self, trace: TraceTables) -> dict[str, torch.Tensor]:
         """Run the backward of the trace or of a rewrite of it; what forward packs there is packed first."""
         run = _Run(trace, self._live)
+        calls = _remaining(trace, self._own)
+        changed = {s for c in calls for s in c.mutates}
+        copies: dict[int, torch.UntypedStorage] = {}
         for value in trace.values:
             if value.call >= 0 and value.name in self._kept:
-                run.tensors[value.value] = self._kept[value.name]
+                kept = self._kept[value.name]
+                if value.storage in changed:
+                    storage = copies.setdefault(value.storage, kept.untyped_storage().clone())
+                    place = kept.storage_offset(), kept.shape, kept.stride()
+                    kept = torch.empty(0, dtype=kept.dtype, device=kept.device).set_(storage, *place)
+                run.tensors[value.value] = kept
         with torch.no_grad():
-            return run.gradients(_remaining(trace, self._kept))
+            return run.gradients(calls)
 
 
-def _remaining(trace: TraceTables, kept: Container[str]) -> list[Call]:
-    """Return the calls whose results are not kept and are needed, in order."""
+def _remaining(trace: TraceTables, own: Container[str]) -> list[Call]:
+    """Return the calls that are needed and that the forward with values of these names has not executed, in order."""
     needed = {g.gradient_value for g in trace.gradients if g.gradient_value >= 0}
     found: list[Call] = []
     written: set[int] = set()
+    old = {v.storage for v in trace.values if v.name in own}
     for call in reversed(trace.calls):
-        if call.phase == "update" or (call.phase == "forward" and _all_kept(trace, call, kept)):
+        if call.phase == "update" or (call.phase == "forward" and _is_old(trace, call, own, old)):
             continue
         if needed.intersection(call.returns) or written.intersection(call.mutates):
             needed.update(call.reads)
@@ -98,8 +107,10 @@ def _remaining(trace: TraceTables, kept: Container[str]) -> list[Call]:
     return found[::-1]
 
 
-def _all_kept(trace: TraceTables, call: Call, kept: Container[str]) -> bool:
-    return all(trace.values[v].name in kept for v in call.returns if v >= 0)
+def _is_old(trace: TraceTables, call: Call, own: Container[str], storages: Container[int]) -> bool:
+    """Say whether a call makes or changes only what there is without the rewrite, so that it has been executed."""
+    made = [v for v in call.returns if v >= 0]
+    return all(trace.values[v].name in own for v in made) and all(s in storages for s in call.mutates)
 
 
 def _needed(trace: TraceTables, own: Container[str]) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from statistics import fmean
 
 import torch
 
@@ -15,6 +16,12 @@ from stowage.stages.structure.generators import forked_generators
 
 Gradients = Mapping[str, torch.Tensor]
 
+OTHER_BATCHES = 1.2
+"""What codes change is nearly the same on every batch: so much more is taken for batches that nothing is measured on.
+
+The gradient's own norm may vary several times from batch to batch, so that changes are compared with its mean square.
+"""
+
 
 def gradient_errors(
     trace: TraceTables,
@@ -25,6 +32,9 @@ def gradient_errors(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[GradientError]:
     """Measure the error of each class and kind, with nothing else packed.
+
+    An error is the largest change of the gradient on any of the batches, with some more for others, over the root mean
+    square of the gradient's norm on all of them.
 
     Forward runs once for each batch, and backward once for each class and kind of each batch: all of them in as much
     memory as plain PyTorch takes.
@@ -44,23 +54,42 @@ def gradient_errors(
         for number, each in enumerate(live):
             forward = StoredForward(trace, each, classes.everywhere(kinds))
             exact = forward.gradients(trace)
-            norm += sum(float(g.double().square().sum()) for g in exact.values())
+            norm += _squared(exact)
             for done, (kind, name) in enumerate(changes, 1):
-                changes[kind, name] += squared_distance(forward.gradients(classes.trace(kind, name)), exact)
+                change = squared_distance(forward.gradients(classes.trace(kind, name)), exact)
+                changes[kind, name] = max(changes[kind, name], change)
                 progress(number * len(changes) + done, len(live) * len(changes))
-    return [GradientError(kind, name, change / norm if norm else 0.0) for (kind, name), change in changes.items()]
+    scale = OTHER_BATCHES**2 * len(live) / norm if norm else 0.0
+    return [GradientError(kind, name, change * scale) for (kind, name), change in changes.items()]
 
 
-def gradient_error(trace: TraceTables, packed: TraceTables, live: Sequence[StepTensors]) -> float:
-    """Return the relative error of the gradient under a rewrite: the norm of the change over the gradient's norm."""
-    change = norm = 0.0
+def gradient_error(
+    trace: TraceTables, packed: TraceTables, live: Sequence[StepTensors], beside: Sequence[StepTensors] = ()
+) -> float:
+    """Return the relative error of the gradient under a rewrite: the norm of the change over the gradient's norm.
+
+    Args:
+        trace: the step as it was recorded.
+        packed: the step with its rewrite.
+        live: the model's tensors with those of a batch, for each batch that the change is measured on.
+        beside: the same for the batches with whose gradients it is compared; by default those of `live`.
+    """
+    changes: list[float] = []
+    norms: list[float] = []
     with forked_generators():
         for each in live:
             forward = StoredForward(trace, each, [packed])
             exact = forward.gradients(trace)
-            norm += sum(float(g.double().square().sum()) for g in exact.values())
-            change += squared_distance(forward.gradients(packed), exact)
-    return (change / norm) ** 0.5 if norm else 0.0
+            changes.append(squared_distance(forward.gradients(packed), exact))
+            norms.append(_squared(exact))
+        if beside:
+            norms = [_squared(StoredForward(trace, each, []).gradients(trace)) for each in beside]
+    norm = fmean(norms)
+    return (fmean(changes) / norm) ** 0.5 if norm else 0.0
+
+
+def _squared(gradients: Gradients) -> float:
+    return sum(float(g.double().square().sum()) for g in gradients.values())
 
 
 def squared_distance(found: Gradients, exact: Gradients) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from stowage.flows.planning.job import Leave
 from stowage.flows.planning.step import QUICK, Effort, Planned, Planning, StepToPlan, cost_step, plan_costed
 from stowage.stages.ir.activations import device_budget, fixed_bytes
 from stowage.stages.ir.errors import Infeasible
-from stowage.stages.ir.lossy import GradientError, Lossy
+from stowage.stages.ir.lossy import MEASURED_BATCHES, GradientError, Lossy
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.rewrite import rewritten
 from stowage.stages.runtime import Program
@@ -41,35 +41,40 @@ class Case:
     Attributes:
         model: the model.
         batch: what steps are timed, and the errors of their gradients measured, with.
-        other: the batch on which errors are measured before planning.
+        others: the batches on which errors are measured before planning.
         loss: see `fit`.
     """
 
     model: nn.Module
     batch: Any
-    other: Any
+    others: Sequence[Any]
     loss: Callable[[Any, Any], torch.Tensor] | None = None
+
+
+def _batches(model: nn.Module, length: int) -> tuple[Any, list[Any]]:
+    batch, *others = (sample_batch(model, 8, length, seed) for seed in range(1, 2 + MEASURED_BATCHES))
+    return batch, others
 
 
 def _gpt2() -> Case:
     shape = {"n_layer": 6, "n_embd": 256, "n_head": 4, "n_positions": 128, "vocab_size": 1024}
     model = build_model("gpt2", shape, seed=0)
-    return Case(model, sample_batch(model, 8, 128, 1), sample_batch(model, 8, 128, 2))
+    return Case(model, *_batches(model, 128))
 
 
 def _bert() -> Case:
     model = build_model("bert", {**_TRANSFORMER, "max_position_embeddings": 128, "vocab_size": 1024}, seed=0)
-    return Case(model, sample_batch(model, 8, 128, 1), sample_batch(model, 8, 128, 2))
+    return Case(model, *_batches(model, 128))
 
 
 def _vit() -> Case:
     model = build_model("vit", {**_TRANSFORMER, "image_size": 96, "patch_size": 8, "num_labels": 10}, seed=0)
-    return Case(model, sample_batch(model, 8, 96, 1), sample_batch(model, 8, 96, 2))
+    return Case(model, *_batches(model, 96))
 
 
 def _unet() -> Case:
     case = remat_models.build("unet", "small")
-    return Case(case.model, case.batch, case.batch, case.loss)
+    return Case(case.model, case.batch, [case.batch], case.loss)
 
 
 CASES: dict[str, Callable[[], Case]] = {"gpt2": _gpt2, "bert": _bert, "vit": _vit, "unet": _unet}
@@ -86,7 +91,8 @@ class LossyRow:
         feasible: whether there is a plan; without one the numbers are 0.
         predicted_time_s, time_s: of one step, without an update; the median of some iterations.
         predicted_peak_bytes, peak_bytes: highest device bytes.
-        predicted_error, error: of the gradient, see `Lossy.max_gradient_error`.
+        predicted_error, error: of the gradient, see `Lossy.max_gradient_error`: of what is the change on `batch`, over
+            the gradients of `others`.
         kept: what is kept in fewer bits.
         keep_all_time_s: predicted time with everything kept.
     """
@@ -128,7 +134,7 @@ def compare_lossy(
         said: receives each stage's name.
     """
     case = CASES[name]()
-    live, before = ([StepTensors.of(case.model, batch)] for batch in (case.batch, case.other))
+    live, before = ([StepTensors.of(case.model, b) for b in batches] for batches in ([case.batch], case.others))
 
     def errors(trace: TraceTables, leave: Lossy) -> list[GradientError]:
         return gradient_errors(trace, leave.kinds, before)
@@ -150,7 +156,7 @@ def compare_lossy(
             row = LossyRow(name, share, budget, leave, planned is not None)
             if planned is not None:
                 s, run = planned.summary, runs[leave]
-                error = 0.0 if s.exact else gradient_error(trace, rewritten(trace, s.variant), live)
+                error = 0.0 if s.exact else gradient_error(trace, rewritten(trace, s.variant), live, before)
                 row = replace(
                     row,
                     predicted_time_s=s.step_time_s,
