@@ -77,14 +77,17 @@ class StoredForward:
         run = _Run(trace, self._live)
         calls = _remaining(trace, self._own)
         changed = {s for c in calls for s in c.mutates}
-        copies: dict[int, torch.UntypedStorage] = {}
+        copies: dict[int, torch.Tensor] = {}
         for value in trace.values:
             if value.call >= 0 and value.name in self._kept:
                 kept = self._kept[value.name]
                 if value.storage in changed:
-                    storage = copies.setdefault(value.storage, kept.untyped_storage().clone())
+                    if value.storage not in copies:
+                        whole = torch.empty(0, dtype=torch.uint8, device=kept.device).set_(kept.untyped_storage())
+                        copies[value.storage] = whole.clone()
                     place = kept.storage_offset(), kept.shape, kept.stride()
-                    kept = torch.empty(0, dtype=kept.dtype, device=kept.device).set_(storage, *place)
+                    own = copies[value.storage].untyped_storage()
+                    kept = torch.empty(0, dtype=kept.dtype, device=kept.device).set_(own, *place)
                 run.tensors[value.value] = kept
         with torch.no_grad():
             return run.gradients(calls)

@@ -29,7 +29,8 @@ MAIN_JOB = Section(
     "Each contestant is a process of its own; all take turns, step by step, on the same batches, and ratios are "
     "medians over the rounds of one run. Peaks include parameters and optimizer states and come from the allocator's "
     "own events. *Planned in*: the first plan with nothing stored yet, the others with what it has stored; "
-    "*recomputed* is the share of the activation bytes that is made more than once; *same losses* compares every loss with plain PyTorch's, bit for bit.",
+    "*recomputed* is the share of the activation bytes that is made more than once; "
+    "*same losses* compares every loss with plain PyTorch's, bit for bit.",
     COMMAND,
     (
         text("contestant", "byte-level GPT-2, 12 × 768, batch 4 × 256, AdamW"),

@@ -115,8 +115,8 @@ LOSSY = Section(
     "Plans with and without leave",
     "One step without an update at shares of the activation budget: the exact plan, and the one that may keep values "
     "in fewer bits as far as the gradient changes by 1% at most. Both run in turns; times are the medians. "
-    "*Predicted error* is what the choice counted with, from four batches; *error* is what the gradient of another batch "
-    "changes by, over the root mean square of the norms of those four's (U-Net has one batch).",
+    "*Predicted error* is what the choice counted with, from four batches; *error* is what the gradient of another "
+    "batch changes by, over the root mean square of the norms of those four's (U-Net has one batch).",
     SLIMFIT,
     (
         text("model", "model"),
