@@ -39,7 +39,9 @@ def test_element_by_element(make: Make) -> None:
     assert all(float(state.get("step", 0)) == 0 for state in optimizer.state.values())
 
 
-@pytest.mark.parametrize("make", [lambda p: torch.optim.Adafactor(p, lr=1e-2), lambda p: GlobalNorm(p), lambda p: Lamb(p)])
+@pytest.mark.parametrize(
+    "make", [lambda p: torch.optim.Adafactor(p, lr=1e-2), lambda p: GlobalNorm(p), lambda p: Lamb(p)]
+)
 def test_whole_tensors(make: Make) -> None:
     assert "depends on all of the tensor" in why_not_elementwise(make(layers().parameters()))
 
