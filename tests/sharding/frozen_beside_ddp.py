@@ -5,7 +5,7 @@ In plain PyTorch the masks set `requires_grad`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ from stowage.stages.ir.units import Unit
 from tests.freezing.beside import units_in
 from tests.freezing.frozen import masks
 from tests.sharding import planned_beside_ddp
+from tests.sharding.codes_beside_ddp import in_codes
 from tests.sharding.planned_beside_ddp import Compared, compare
 from tests.sharding.recipes import Recipe
 
@@ -122,14 +123,20 @@ def frozen_beside_ddp(
     kind: UnitKind = "saving",
     iterations: int = UPDATES,
     more: Mapping[str, Any] | None = None,
+    codes: bool = False,
+    see: Callable[[TrainingStep], None] = lambda step: None,
     **arguments: Any,
 ) -> Compared:
-    """Train on this rank and beside DistributedDataParallel; then measure a step in which the worst mask trains."""
+    """Train on this rank and beside DistributedDataParallel; then measure a step in which the worst mask trains.
+
+    With `codes` plain PyTorch keeps in codes what the plan does; `see` is shown the step that has trained.
+    """
     policy = Changing()
     masked = Masked(policy)
 
     def look(step: TrainingStep) -> None:
         policy.fixed = step.plan.worst_units.split(", ")
+        see(step)
 
     with patch.object(planned_beside_ddp, "fit", masked.fit):
         return compare(
@@ -138,7 +145,7 @@ def frozen_beside_ddp(
             budget,
             stores,
             iterations=iterations,
-            reference=masked.train,
+            reference=in_codes(name, masked.steps, masked.train) if codes else masked.train,
             wrap=unused_too,
             more={"freeze": Freeze(policy=policy, units=kind), **(more or {})},
             look=look,
