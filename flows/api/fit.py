@@ -90,7 +90,7 @@ def _make_step(
         method=choices.method,
     )
     known = KnownOptimizer(optimizer) if optimizer is not None else None
-    freezing = freezing_of(choices.freeze, optimizer, alone=choices.group is None)
+    freezing = freezing_of(choices.freeze, optimizer)
     if ranks is not None:
         notice = run_together(ranks, model, optimizer, _settings(steps, choices))
         if notice:
@@ -122,11 +122,12 @@ def _make_step(
             most=choices.programs,
             new_shapes=choices.new_shapes,
             ranks=ranks.count if ranks is not None else 1,
+            units=freezing.kind if freezing is not None else None,
         ),
         execution=ExecutionChoice(executor, lower.open if lower else None, late),
         check=choices.check,
         say=choices.say,
-        frozen=FrozenSteps(choices.freeze, freezing) if choices.freeze is not None and freezing is not None else None,
+        frozen=FrozenSteps(choices.freeze, freezing, ranks) if choices.freeze is not None and freezing else None,
     )
 
 
@@ -142,6 +143,7 @@ def _settings(steps: Steps, choices: Choices) -> dict[str, Any]:
         "new_shapes": choices.new_shapes,
         "programs": choices.programs,
         "lossy": choices.lossy,
+        "freeze": choices.freeze.text() if choices.freeze is not None else None,
         "host_budget": choices.offload.host,
         "disk_budget": choices.offload.disk,
         "offload_dir": "one" if choices.offload.dir is not None else None,

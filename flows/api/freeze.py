@@ -66,6 +66,11 @@ class Freeze:
         policy = policy_named(self.policy, self.rate, self.seed) if isinstance(self.policy, str) else self.policy
         return Freezing(self.units, self.rate, policy, measures=self.measures)
 
+    def text(self) -> str:
+        """Return all of it in words that are the same in every process; of a policy of others the name of its class."""
+        policy = self.policy if isinstance(self.policy, str) else type(self.policy).__name__
+        return f"{policy} at {self.rate}, units {self.units}, distance {self.distance}, seed {self.seed}"
+
     @property
     def measures(self) -> bool:
         """Return whether the policy looks at how far units moved: of ours `ils` alone, of others all."""
@@ -83,16 +88,14 @@ def freeze_of(freeze: Any) -> Freeze | None:
     return freeze
 
 
-def freezing_of(freeze: Freeze | None, optimizer: torch.optim.Optimizer | None, *, alone: bool) -> Freezing | None:
+def freezing_of(freeze: Freeze | None, optimizer: torch.optim.Optimizer | None) -> Freezing | None:
     """Return what planning needs to know of what is frozen; None where nothing is.
 
     Raises:
-        ParameterError: something else of the run does not go with it.
+        ParameterError: there is no optimizer.
     """
     if freeze is None:
         return None
     if optimizer is None:
         raise ParameterError("freeze leaves parameters out of updates, but there is no optimizer: pass one to fit.")
-    if not alone:
-        raise ParameterError("freeze works in one process: leave out either freeze or group.")
     return freeze.freezing()

@@ -10,6 +10,7 @@ from stowage.flows.planning.freezing import Freezing
 from stowage.stages.freezing.schedule import Schedule
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.runtime import Program
+from stowage.stages.runtime.sharding.ranks import Ranks
 from stowage.stages.train.frozen import FrozenTraining
 
 
@@ -20,16 +21,23 @@ class FrozenSteps:
         freezing: the units and the policy.
     """
 
-    def __init__(self, freeze: Freeze, freezing: Freezing) -> None:
+    def __init__(self, freeze: Freeze, freezing: Freezing, ranks: Ranks | None = None) -> None:
         self.freezing = freezing
+        self._ranks = ranks
         self._freeze = freeze
         self._training: FrozenTraining | None = None
         self._state: Mapping[str, Any] | None = None
 
+    @property
+    def writes(self) -> bool:
+        """Return whether this process writes files for all."""
+        return self._ranks is None or self._ranks.rank == 0
+
     def _found(self) -> FrozenTraining | None:
         if self._training is None and self.freezing.found is not None:
             distance = self._freeze.distance if self._freeze.measures else None
-            found = FrozenTraining(self.freezing.found, self.freezing.policy, self._freeze.seed, distance)
+            seed = self._freeze.seed
+            found = FrozenTraining(self.freezing.found, self.freezing.policy, seed, distance, self._ranks)
             if self._state is not None:
                 found.load_state_dict(self._state)
                 self._state = None
@@ -51,9 +59,14 @@ class FrozenSteps:
         return found.schedule
 
     def frozen_parameters(self) -> frozenset[str]:
-        """Return the parameters that are frozen in the step under way; none before anything is planned."""
+        """Return the parameters that are frozen in the step under way; none before anything is planned.
+
+        Ranks choose together, in the step itself: before that they freeze nothing.
+        """
         found = self._found()
-        return found.frozen_parameters() if found is not None else frozenset()
+        if found is None or (self._ranks is not None and not found.schedule.chosen):
+            return frozenset()
+        return found.frozen_parameters()
 
     def begin(self, program: Program) -> None:
         """Tell a program what trains when it runs next."""

@@ -13,7 +13,8 @@ from stowage.stages.trace import MicroBatch, Recorded
 
 def micro_batch_of(steps: Steps, waiting: frozenset[str], *, update: bool) -> MicroBatch:
     """Return the micro-batch of a call before which the gradients of `waiting` wait, and which updates or not."""
-    return MicroBatch(waiting, update, steps.max_grad_norm if update else None, steps.ranks)
+    limit = steps.max_grad_norm if update else None
+    return MicroBatch(waiting, update, limit, steps.ranks, units=steps.units if steps.ranks > 1 else None)
 
 
 def with_gradient(recorded: Recorded) -> frozenset[str]:

@@ -121,11 +121,18 @@ class Planner:
                 if self.lossy is not None and live is not None:
                     # Rank 0 measures on whole parameters, which all ranks make together.
                     live = _held(stack.enter_context(live()))
-                (found, self._buckets[micro_batch]), nbytes, said = self.ranks.from_first(
-                    lambda: (plan_by_buckets(plan, micro_batch, sizes), self.budget.nbytes, self.budget.said),
+                (found, self._buckets[micro_batch]), nbytes, said, freezable = self.ranks.from_first(
+                    lambda: (
+                        plan_by_buckets(plan, micro_batch, sizes),
+                        self.budget.nbytes,
+                        self.budget.said,
+                        self.freeze.found if self.freeze is not None else None,
+                    ),
                     "the plan of rank 0",
                 )
             self.budget.adopt(nbytes, said)
+            if self.freeze is not None:
+                self.freeze.adopt(freezable)
         else:
             found = plan(micro_batch)
         self._kinds.add(micro_batch)

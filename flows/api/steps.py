@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from stowage.flows.api.live.readings import Key
 from stowage.flows.planning.planned import Planned
+from stowage.stages.ir.freezable import UnitKind
 from stowage.stages.optimizers import KnownOptimizer, OptimizerSignature
 from stowage.stages.runtime import Program
 from stowage.stages.trace import MicroBatch
@@ -36,6 +37,7 @@ class Steps:
         most: number of programs that are kept in memory.
         new_shapes: what to do with batches of forms that were not planned ahead; see `fit`.
         ranks: number of ranks that hold a shard of each parameter.
+        units: kind of units that are frozen; None where nothing is.
     """
 
     loss: Loss | None = None
@@ -48,6 +50,7 @@ class Steps:
     most: int = MOST
     new_shapes: NewShapes = "plan"
     ranks: int = 1
+    units: UnitKind | None = None
 
 
 class KnownSteps(NamedTuple):

@@ -36,6 +36,10 @@ class Freezing:
         """Return the units, once a step has been planned."""
         return self._found
 
+    def adopt(self, found: Freezable | None) -> None:
+        """Take the units that the first of several ranks has found, which plans for all."""
+        self._found = found
+
     def freezable(self, trace: TraceTables) -> Freezable:
         """Return what a step may freeze; the same units in all steps of the model.
 

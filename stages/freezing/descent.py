@@ -2,10 +2,33 @@
 
 from __future__ import annotations
 
-from stowage.stages.ir.trace import TraceTables
+from collections.abc import Sequence
+from typing import Protocol
+
+from stowage.stages.ir.trace import Call, Gradient, Storage, Value
 
 
-def descendants(trace: TraceTables) -> list[frozenset[str]]:
+class Recorded(Protocol):
+    """Forward and backward of a step, as a trace has them before its updates and with them."""
+
+    @property
+    def storages(self) -> Sequence[Storage]:
+        """Return the storages."""
+
+    @property
+    def values(self) -> Sequence[Value]:
+        """Return the values."""
+
+    @property
+    def calls(self) -> Sequence[Call]:
+        """Return the calls."""
+
+    @property
+    def gradients(self) -> Sequence[Gradient]:
+        """Return the gradient of each parameter."""
+
+
+def descendants(trace: Recorded) -> list[frozenset[str]]:
     """Return, for each call, the parameters whose gradients are computed from what it makes; none for updates."""
     of_value: dict[int, frozenset[str]] = {
         g.gradient_value: frozenset((g.parameter,)) for g in trace.gradients if g.gradient_value >= 0

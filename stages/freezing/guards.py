@@ -8,18 +8,21 @@ transfer has that of what reads its storage afterwards.
 
 A tensor that several rows read, under different guards, dies behind the last of them that runs. So behind each row that
 may be the last there is a release: the tensor is dropped there unless something that reads it later runs.
+
+A collective that runs beside computing has two rows, its start and a wait, under one guard. It uses what it reads and
+makes until the wait, so nothing of that is dropped before.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from stowage.stages.freezing.outputs import StandIn, stand_ins
 from stowage.stages.freezing.owners import Owners
 from stowage.stages.freezing.stretches import persistent_guards, started_by
-from stowage.stages.ir.actions import ACTIONS
+from stowage.stages.ir.actions import ACTIONS, STARTS
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.step import Step
 from stowage.stages.ir.trace import TraceTables
@@ -81,13 +84,19 @@ class _Backwards:
             if ACTIONS[step.kind].on_node:
                 first.setdefault(step.node, number)
         self._first = frozenset(first.values())
+        starts = started_by(steps)
+        self._collected: dict[int, dict[int, int]] = {}
+        """Of each collective under way, by the row that starts it, the guards of what reads its results."""
         for number in range(len(steps) - 1, -1, -1):
             step = steps[number]
-            if ACTIONS[step.kind].on_node:
+            if step.kind in STARTS:
+                self._start(number, step)
+            elif number in starts and steps[starts[number]].kind in STARTS:
+                self._end(number, starts[number])
+            elif ACTIONS[step.kind].on_node:
                 self._compute(number, step)
             elif self._owners.passing(step.storage):
                 self._move(number, step)
-        starts = started_by(steps)
         for wait, start in starts.items():
             self.found.rows[wait] = self.found.rows[start]
         moved = {s.storage for s in steps if ACTIONS[s.kind].transfers and not self._owners.passing(s.storage)}
@@ -96,10 +105,7 @@ class _Backwards:
     def _compute(self, number: int, step: Step) -> None:
         node, found = self._nodes[step.node], self.found
         later = {s: self._need.pop(s, 0) for s in node.creates}
-        first, read = number in self._first, joined(*later.values())
-        guard = joined(self._owners.guard(node) if first else 0, read)
-        if first and node.phase == "forward" and (not read or node.mutates or node.once or node.random):
-            guard = ALWAYS
+        guard = self._guard(number, node, later)
         found.rows[number] = guard
         found.outputs[number] = later
         for storage in node.creates:
@@ -127,6 +133,33 @@ class _Backwards:
             if runs and not implies(guard, runs):
                 found.forgets[number] = runs
             self._later_runs[step.node] = joined(runs, guard)
+
+    def _guard(self, number: int, node: ComputeNode, later: Mapping[int, int]) -> int:
+        """Return the guard of a row that computes a node, from those of what reads its results."""
+        first, read = number in self._first, joined(*later.values())
+        if first and node.phase == "forward" and (not read or node.mutates or node.once or node.random):
+            return ALWAYS
+        return joined(self._owners.guard(node) if first else 0, read)
+
+    def _end(self, number: int, start: int) -> None:
+        """Take in the row that waits for the collective which the row `start` starts."""
+        node = self._nodes[self._steps[start].node]
+        later = self._collected[start] = {s: self._need.pop(s, 0) for s in node.creates}
+        guard = self.found.rows[start] = self._guard(start, node, later)
+        for storage in node.creates:
+            self._low.pop(storage, None)
+            self._touch(number, storage, guard, later[storage])
+        for storage in filter(self._owners.passing, node.reads):
+            self._touch(number, storage, guard, self._need[storage])
+
+    def _start(self, number: int, step: Step) -> None:
+        """Take in the row that starts a collective, whose end is known."""
+        node, guard = self._nodes[step.node], self.found.rows[number]
+        self.found.outputs[number] = self._collected.pop(number)
+        for storage in node.creates:
+            self.found.after[number][storage] = self._need.pop(storage)
+        for storage in filter(self._owners.passing, node.reads):
+            self._touch(number, storage, guard, self._need[storage])
 
     def _touch(self, number: int, storage: int, guard: int, later: int) -> None:
         """Note a row that makes or reads a copy on the device."""

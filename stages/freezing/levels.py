@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from stowage.stages.freezing.outputs import without_unread
 from stowage.stages.freezing.owners import Owners
 from stowage.stages.freezing.projection import Guarded
+from stowage.stages.ir.actions import STARTS
+from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.masked_bytes import MaskedBytes
 from stowage.stages.ir.step import Step
 from stowage.stages.ir.units import ALWAYS, joined
@@ -44,7 +46,10 @@ class _Levels:
         self._bytes: Counter[int] = Counter({ALWAYS: staging_bytes})
         for storage, guard in self._live.items():
             self._bytes[guard] += self._size[storage]
-        self._updates = {n.node for n in plan.nodes if n.phase == "update"}
+        parameters = {s.storage for s in plan.trace.storages if s.role == "parameter"}
+        self._updates = {n.node for n in plan.nodes if n.phase == "update" and parameters.intersection(n.mutates)}
+        self._collecting: dict[int, tuple[ComputeNode, int]] = {}
+        """Collectives under way with their guards, by the first storage that they make."""
         self._together: Counter[int] = Counter()
         """Workspaces of the updates right before, which may be one call of the optimizer with the next."""
         self._states: dict[int, int] = {}
@@ -58,6 +63,10 @@ class _Levels:
             guard = self._plan.guards.rows[number]
             if step.kind == "compute":
                 yield self._computed(number, step, guard)
+            elif step.kind in STARTS:
+                yield self._started(number, step, guard)
+            elif step.kind == "wait" and step.storage in self._collecting:
+                yield self._arrived(number, *self._collecting.pop(step.storage))
             elif step.kind == "reload":
                 self._take(step.storage, guard)
                 yield self._level(number, Counter())
@@ -97,6 +106,22 @@ class _Levels:
                 self._bytes[later] += RANDOM_STATE_BYTES
                 self._states[step.node] = later
         return level
+
+    def _started(self, number: int, step: Step, guard: int) -> MaskedBytes:
+        """Return the level at the start of a collective; a scatter keeps its buffer until it ends."""
+        node = self._plan.nodes[step.node]
+        level = self._computed(number, step, guard)
+        self._collecting[step.storage] = node, guard
+        if node.phase == "update":
+            self._bytes[guard] += node.workspace_bytes
+        return level
+
+    def _arrived(self, number: int, node: ComputeNode, guard: int) -> MaskedBytes:
+        """Return the level at the end of a collective; a gather copies its results out of a buffer then."""
+        if node.phase == "update":
+            self._bytes[guard] -= node.workspace_bytes
+            return self._level(number, Counter())
+        return self._level(number, Counter({guard: node.workspace_bytes}))
 
     def _level(self, number: int, own: Counter[int]) -> MaskedBytes:
         found = Counter(self._bytes)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from stowage.stages.ir.collectives import SCATTER
+from stowage.stages.ir.collectives import SCATTER, scattered
+from stowage.stages.ir.errors import PlanMismatchError
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.units import ALWAYS, Unit, bits_of, joined
@@ -31,6 +32,10 @@ class Owners:
             if g.gradient_value >= 0:
                 storage = storage_of[g.gradient_value]
                 self._gradient[storage] = joined(self._gradient.get(storage, 0), self._unit(g.parameter))
+        for call in trace.calls:
+            if call.target == SCATTER:
+                own = self._together(list(scattered(call.arguments)))
+                self._gradient.update((storage_of[v], own) for v in call.returns)
         for value in trace.values:
             role, _, name = value.source.partition(":")
             if role == "gradient":
@@ -52,6 +57,20 @@ class Owners:
 
     def _unit(self, parameter: str) -> int:
         return self._of.get(parameter, ALWAYS)
+
+    def _together(self, parameters: Sequence[str]) -> int:
+        """Return the guard of parameters whose gradients ranks exchange together.
+
+        Raises:
+            PlanMismatchError: they belong to several units.
+        """
+        other = next((n for n in parameters if self._unit(n) != self._unit(parameters[0])), None)
+        if other is not None:
+            raise PlanMismatchError(
+                f"The step exchanges the gradients of '{parameters[0]}' and '{other}' together, and they are frozen "
+                "apart: trace it again with what it freezes (`dvc repro`)."
+            )
+        return self._unit(parameters[0])
 
     def _taken(self, storage: int, nodes: Sequence[ComputeNode]) -> bool:
         """Return whether an update uses up a gradient that waits."""

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from stowage.stages.freezing.dynamics import Dynamics
 from stowage.stages.freezing.policies import Policy
 from stowage.stages.ir.errors import ParameterError, PlanMismatchError
 from stowage.stages.ir.freezable import Freezable
+
+Decide = Callable[[Callable[[], frozenset[str]]], frozenset[str]]
+"""Returns what a function chooses: of several ranks what it chooses on the first, on all."""
+
+
+def alone(choose: Callable[[], frozenset[str]]) -> frozenset[str]:
+    """Decide for a process alone."""
+    return choose()
 
 
 class Schedule:
@@ -22,12 +30,18 @@ class Schedule:
         step: number of steps that have ended.
     """
 
-    def __init__(self, freezable: Freezable, policy: Policy, seed: int) -> None:
+    def __init__(self, freezable: Freezable, policy: Policy, seed: int, decide: Decide = alone) -> None:
+        self._decide = decide
         self.freezable = freezable
         self.policy = policy
         self.dynamics = Dynamics((unit.name for unit in freezable.units), seed)
         self.step = 0
         self._active: frozenset[str] | None = None
+
+    @property
+    def chosen(self) -> bool:
+        """Return whether it is known what trains in the step under way."""
+        return self._active is not None
 
     def active(self) -> frozenset[str]:
         """Return the units that train in the step under way: the same for all micro-batches of an update.
@@ -36,7 +50,7 @@ class Schedule:
             ParameterError: the policy names an unknown unit, or more units than memory was planned for.
         """
         if self._active is None:
-            self._active = self._checked(self.policy.choose(self.step, self.dynamics.all()))
+            self._active = self._decide(lambda: self._checked(self.policy.choose(self.step, self.dynamics.all())))
         return self._active
 
     def _checked(self, chosen: Collection[str]) -> frozenset[str]:

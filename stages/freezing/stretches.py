@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stowage.stages.ir.actions import ACTIONS
+from stowage.stages.ir.actions import ACTIONS, STARTS
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.step import Step
 from stowage.stages.ir.units import ALWAYS, joined
@@ -63,7 +63,7 @@ def persistent_guards(
                 del open_[step.storage]
                 for row in stretch.rows:
                     found[row] = stretch.guard or ALWAYS
-        elif step.kind == "compute":
+        elif step.kind == "compute" or step.kind in STARTS:
             node = nodes[step.node]
             for storage in (*node.reads, *node.mutates):
                 if storage in open_:

@@ -13,17 +13,17 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 
-from stowage.stages.freezing.descent import descendants
+from stowage.stages.freezing.descent import Recorded, descendants
+from stowage.stages.ir.collectives import GATHER
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.freezable import UnitKind
-from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.units import Unit
 
 _ENTRY = re.compile(r"(?:.*?\.)?\d+(?=\.)")
 _NORMALISATIONS = ("aten.native_layer_norm_backward",)
 
 
-def units_of(trace: TraceTables, kind: UnitKind = "saving") -> list[Unit]:
+def units_of(trace: Recorded, kind: UnitKind = "saving") -> list[Unit]:
     """Return the units of a step, in the order of its parameters.
 
     Raises:
@@ -35,13 +35,13 @@ def units_of(trace: TraceTables, kind: UnitKind = "saving") -> list[Unit]:
     return _named(UNIT_KINDS[kind](trace, names))
 
 
-def _by_parameter(trace: TraceTables, names: Sequence[str]) -> list[list[str]]:
+def _by_parameter(trace: Recorded, names: Sequence[str]) -> list[list[str]]:
     scales = _normalisation_weights(trace)
     shape = {g.parameter: trace.values[g.parameter_value].shape for g in trace.gradients}
     return [[name] for name in names if len(shape[name]) > 1 or name in scales]
 
 
-def _by_block(trace: TraceTables, names: Sequence[str]) -> list[list[str]]:
+def _by_block(trace: Recorded, names: Sequence[str]) -> list[list[str]]:
     groups: dict[str, list[str]] = {}
     for name in names:
         entry = _ENTRY.match(name)
@@ -49,7 +49,7 @@ def _by_block(trace: TraceTables, names: Sequence[str]) -> list[list[str]]:
     return list(groups.values())
 
 
-def _by_saving(trace: TraceTables, names: Sequence[str]) -> list[list[str]]:
+def _by_saving(trace: Recorded, names: Sequence[str]) -> list[list[str]]:
     groups = _Groups(names)
     reads: dict[str, set[int]] = {name: set() for name in names}
     """Storages of backward that the gradient of a parameter alone is made from."""
@@ -59,6 +59,8 @@ def _by_saving(trace: TraceTables, names: Sequence[str]) -> list[list[str]]:
     gradients = {g.gradient_value: g.parameter for g in trace.gradients if g.gradient_value >= 0}
     of = descendants(trace)
     made_forward = {v.storage for v in trace.values if v.call >= 0 and trace.calls[v.call].phase == "forward"}
+    gathered = {trace.values[v].storage for call in trace.calls if call.target == GATHER for v in call.returns}
+    passing = {s.storage for s in trace.storages if s.role == "temporary"} - gathered  # whole weights are weights
     for call in trace.calls:
         for value in call.returns:
             if value in gradients:
@@ -67,11 +69,11 @@ def _by_saving(trace: TraceTables, names: Sequence[str]) -> list[list[str]]:
         if call.phase != "backward" or call.is_view or len(own) != 1:
             continue
         (name,) = own
-        for storage in {trace.values[v].storage for v in call.reads}:
-            if storage in made_forward and trace.storages[storage].role == "temporary":
+        for storage in passing.intersection(trace.values[v].storage for v in call.reads):
+            if storage in made_forward:
                 groups.join(name, saved.setdefault(storage, name))
                 keeps.add(name)
-            elif trace.storages[storage].role == "temporary":
+            else:
                 reads[name].add(storage)
     for name in names:
         if name not in keeps and groups.alone(name):
@@ -81,7 +83,7 @@ def _by_saving(trace: TraceTables, names: Sequence[str]) -> list[list[str]]:
     return groups.all()
 
 
-UNIT_KINDS: dict[UnitKind, Callable[[TraceTables, Sequence[str]], list[list[str]]]] = {
+UNIT_KINDS: dict[UnitKind, Callable[[Recorded, Sequence[str]], list[list[str]]]] = {
     "saving": _by_saving,
     "parameter": _by_parameter,
     "block": _by_block,
@@ -89,7 +91,7 @@ UNIT_KINDS: dict[UnitKind, Callable[[TraceTables, Sequence[str]], list[list[str]
 """Groups the names of parameters, for each kind of units."""
 
 
-def _normalisation_weights(trace: TraceTables) -> set[str]:
+def _normalisation_weights(trace: Recorded) -> set[str]:
     found = set()
     for g in trace.gradients:
         value = trace.values[g.gradient_value] if g.gradient_value >= 0 else None

@@ -29,6 +29,7 @@ def gradient_buckets(
     values: Sequence[Value],
     whole: Mapping[str, Value],
     bucket_bytes: int,
+    units: Mapping[str, int] | None = None,
 ) -> list[list[str]]:
     """Return the parameters whose gradients are scattered together, in the order in which they are complete.
 
@@ -38,13 +39,14 @@ def gradient_buckets(
         values: all values.
         whole: parameters before they were sharded.
         bucket_bytes: a bucket is closed when it would have more.
+        units: the unit of each parameter, where a part of them may be frozen: a bucket has parameters of one.
     """
     found: list[list[str]] = []
-    before: tuple[str, str] = ("", "")
+    before: tuple[str, str, int] = ("", "", -1)
     size = 0
     for name in sorted(gradients, key=lambda n: completed[n]):
         dtype = values[gradients[name]].dtype
-        kind = block_of(name.rpartition(".")[0]), dtype
+        kind = block_of(name.rpartition(".")[0]), dtype, (units or {}).get(name, -1)
         nbytes = math.prod(whole[name].shape) * ITEM_BYTES.get(dtype, 2)
         if found and kind == before and size + nbytes <= bucket_bytes:
             found[-1].append(name)

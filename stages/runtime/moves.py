@@ -6,7 +6,7 @@ the device until they are asked for, so that a GPU does not wait for the host in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -15,6 +15,9 @@ from stowage.stages.ir.units import Unit
 
 CHUNK = 1 << 16
 """Elements that are divided at a time, so that quotients take little memory."""
+
+
+Add = Callable[[list[float]], list[float]]
 
 
 class Moves:
@@ -51,16 +54,25 @@ class Moves:
             weight = torch.linalg.vector_norm(old, 1)
             self._sums[name] = torch.linalg.vector_norm(old.sub_(new), 1), weight
 
-    def take(self) -> dict[str, float]:
-        """Return the distance of each unit that was updated since the last call."""
-        found: dict[str, float] = {}
+    def take(self, over_all: Add = list) -> dict[str, float]:
+        """Return the distance of each unit that was updated since the last call.
+
+        Args:
+            over_all: adds numbers up over all ranks, each of which has measured its shards.
+        """
+        updated: list[str] = []
+        sums: list[float] = []
         for unit in self._units:
-            sums = [self._sums[name] for name in unit.parameters if name in self._sums]
-            if sums:
-                above, below = (float(sum(float(part[i]) for part in sums)) for i in (0, 1))
-                found[unit.name] = above / below if below else float("inf" if above else "nan")
+            own = [self._sums[name] for name in unit.parameters if name in self._sums]
+            if own:
+                updated.append(unit.name)
+                sums += (float(sum(float(part[i]) for part in own)) for i in (0, 1))
         self._sums.clear()
-        return found
+        pairs = iter(over_all(sums) if sums else ())
+        return {
+            name: above / below if below else float("inf" if above else "nan")
+            for name, above, below in zip(updated, pairs, pairs, strict=True)
+        }
 
 
 def _quotients(old: torch.Tensor, new: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

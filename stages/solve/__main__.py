@@ -13,7 +13,7 @@ from stowage.stages.ir.command import ARTIFACTS, DEVICE, run_stage
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.curve import CurvePoint
 from stowage.stages.ir.defaults import CUT_SECONDS, O_ILP_SEARCHES
-from stowage.stages.ir.errors import MIB, ParameterError, size_text
+from stowage.stages.ir.errors import MIB, size_text
 from stowage.stages.ir.freezable import Freezable, FreezeChoice
 from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.lossy import ERRORS, GradientError
@@ -127,8 +127,6 @@ def main() -> None:
     known = Known()
     choice = wanted.freeze.choice() if wanted.freeze is not None else FreezeChoice()
     freezable = freezable_of(trace, choice)
-    if freezable is not None and ranks_of(trace.calls) > 1:
-        raise ParameterError("solve.freeze works in one process: set trace.ranks to 1, or leave it out.")
     if choice.measures:
         variants = [replace(v, nodes=nodes_with_copies(v.trace, v.nodes)) for v in variants]
 

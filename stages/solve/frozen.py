@@ -16,6 +16,7 @@ from stowage.stages.freezing.levels import levels_of
 from stowage.stages.freezing.projection import Guarded
 from stowage.stages.freezing.stored import BETWEEN, guarded_plan, replayed_tier
 from stowage.stages.freezing.times import mean_times, mean_with_copies
+from stowage.stages.ir.actions import STARTS
 from stowage.stages.ir.errors import Infeasible
 from stowage.stages.ir.freezable import Freezable
 from stowage.stages.ir.graph import ComputeNode
@@ -64,14 +65,13 @@ def freezing_plan(
     """
     plan = guarded_plan(trace, nodes, solved.rows, solved.slots, freezable.units)
     s = solved.summary
-    worst, peak_bytes = worst_peak(plan, freezable.active, replayed_tier(plan, s.baseline_bytes))
+    tier = replayed_tier(plan, s.baseline_bytes)
+    worst, peak_bytes = worst_peak(plan, freezable.active, tier)
     mean_s, once_s = mean_times(plan, freezable.active)
-    if solved.slots and lower_tier is not None:
-        tier = replace(
-            replayed_tier(plan, s.baseline_bytes),
-            link=lower_tier.link,
-            disk=lower_tier.disk.link if lower_tier.disk is not None else None,
-        )
+    copies = bool(solved.slots) and lower_tier is not None
+    if copies and lower_tier is not None:
+        tier = replace(tier, link=lower_tier.link, disk=lower_tier.disk.link if lower_tier.disk is not None else None)
+    if copies or any(step.kind in STARTS for step in plan.steps):
         mean_s = max(mean_s, mean_with_copies(plan, freezable.active, tier))
     gap = max(0.0, 1 - once_s / mean_s)
     status = "optimal" if gap < PROVEN else "heuristic"

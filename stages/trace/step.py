@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from stowage.stages.freezing.units import units_of
 from stowage.stages.ir.quiet import quiet_torch
 from stowage.stages.ir.trace import Call, Constant, Gradient, Storage, TraceMeta, TraceTables, Value
+from stowage.stages.ir.units import Unit
 from stowage.stages.optimizers import KnownOptimizer
 from stowage.stages.rewrite.sharding import shard_parameters
 from stowage.stages.trace.calls.signature import content_hash
@@ -172,13 +174,16 @@ def with_updates(
             )
         )
     named = parameters_of(model, recorded.outside)
-    micro_batch, whole = micro_batch or MicroBatch(), None
+    micro_batch, whole, units = micro_batch or MicroBatch(), None, list[Unit]()
     if micro_batch.ranks > 1:
         whole = {v.source.removeprefix("parameter:"): v for v in values if v.source.startswith("parameter:")}
         sharded = shard_parameters(storages, values, calls, micro_batch.ranks, bucket_bytes=micro_batch.bucket_bytes)
         storages, values, calls = sharded.storages, sharded.values, sharded.calls
+        units = units_of(recorded, micro_batch.units) if micro_batch.units is not None else []
     known = KnownOptimizer(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
-    optimizer_label = append_updates(storages, values, calls, recorded.gradients, known, named, micro_batch, whole)
+    optimizer_label = append_updates(
+        storages, values, calls, recorded.gradients, known, named, micro_batch, whole, units
+    )
     parameters = list(named.values())
     device = next((p.device.type for p in parameters), "cpu")
     configuration = content_hash(

@@ -17,7 +17,9 @@ import torch
 
 from stowage.stages.ir.collectives import SCATTER, collective_signature, scatter_arguments
 from stowage.stages.ir.errors import TraceError
+from stowage.stages.ir.freezable import UnitKind
 from stowage.stages.ir.trace import Call, Gradient, Storage, Value
+from stowage.stages.ir.units import Unit, bits_of
 from stowage.stages.ir.updates import (
     ADD,
     CLIP,
@@ -50,6 +52,8 @@ class MicroBatch:
             gradients that are not finite then spoil their own parameters alone. None does neither.
         ranks: number of ranks that hold a shard of each parameter; before updates gradients are averaged over them.
         bucket_bytes: small weights are gathered together until they have so many bytes; the planner chooses it.
+        units: kind of units that train or are frozen as a whole, see `freezing.units`: ranks then exchange the
+            gradients of each by itself. None where nothing is ever frozen.
     """
 
     waiting: frozenset[str] = field(default_factory=frozenset)
@@ -57,6 +61,7 @@ class MicroBatch:
     max_grad_norm: float | None = None
     ranks: int = 1
     bucket_bytes: int = field(default=BUCKET_BYTES, compare=False)
+    units: UnitKind | None = None
 
 
 class _Ending:
@@ -273,10 +278,12 @@ def append_updates(
     parameters: Mapping[str, torch.Tensor],
     micro_batch: MicroBatch,
     whole: Mapping[str, Value] | None = None,
+    units: Sequence[Unit] = (),
 ) -> str:
     """Append what happens to gradients, and the storages of optimizer states; return a label for people.
 
     `whole` has the forms of parameters before they were sharded, which their gradients have until they are scattered.
+    Ranks exchange the gradients of each of the `units` by itself.
 
     A parameter with a gradient that the optimizer does not hold keeps its gradient, as with `optimizer=None`.
 
@@ -304,7 +311,7 @@ def append_updates(
     if updating and micro_batch.ranks > 1:
         together = {name: gradient for name, gradient in final.items() if 0 not in by_source[name].shape}
         completed = {name: values[fresh.get(name, gradient)].call for name, gradient in together.items()}
-        for bucket in gradient_buckets(together, completed, values, whole, micro_batch.bucket_bytes):
+        for bucket in gradient_buckets(together, completed, values, whole, micro_batch.bucket_bytes, bits_of(units)):
             final |= ending.scatter(
                 {name: together[name] for name in bucket}, [by_source[name] for name in bucket], micro_batch.ranks
             )

@@ -52,11 +52,13 @@ def train_plain(
 ) -> TrainingRun:
     """Train with plain PyTorch, on several ranks by its DistributedDataParallel."""
     model: nn.Module = setup.model
+    frozen = frozen_training(rank.ranks)
     buckets_bytes = 0
     if rank.ranks is not None:
         trainable = [p for p in model.parameters() if p.requires_grad]
         used = {g.parameter for g in trace.gradients if g.gradient_value >= 0}
-        model = distributed(model, any(n not in used for n, p in model.named_parameters() if p.requires_grad))
+        unused = any(n not in used for n, p in model.named_parameters() if p.requires_grad)
+        model = distributed(model, unused or frozen is not None)
         buckets_bytes = sum(p.numel() * p.element_size() for p in trainable)
     return train_eager(
         setup.model,
@@ -69,7 +71,7 @@ def train_plain(
         progress=progress,
         staging_bytes=buckets_bytes,
         share=rank.share,
-        frozen=frozen_training(),
+        frozen=frozen,
     )
 
 
@@ -130,7 +132,7 @@ def train(settings: Settings, rank: Rank) -> None:
         if rank.ranks is not None:
             make = partial(ShardedDevice, sharding=Sharding(setup.model, setup.optimizer, rank.ranks))
         executor = make(setup.model, setup.optimizer, tier)
-        frozen = frozen_training()
+        frozen = frozen_training(rank.ranks)
         units = frozen.schedule.freezable.units if frozen is not None else ()
         path, budget = CODEGEN / "step.py", summary.device_budget_bytes
         program = executor.bind(ExecutablePlan(source, manifest, path, trace, slots, budget, units))

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import torch
 from torch import nn
 
 from stowage.stages.freezing.policies import Policy
-from stowage.stages.freezing.schedule import Schedule
+from stowage.stages.freezing.schedule import Schedule, alone
 from stowage.stages.ir.freezable import Distance, Freezable
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.moves import Moves
 from stowage.stages.runtime.offload.offloading import Offloading
+from stowage.stages.runtime.sharding.ranks import Ranks
+from stowage.stages.runtime.sharding.sharding import cut, shard_forms
 
 
 class FrozenTraining:
@@ -23,9 +26,20 @@ class FrozenTraining:
         schedule: chooses what trains.
     """
 
-    def __init__(self, freezable: Freezable, policy: Policy, seed: int, distance: Distance | None) -> None:
-        """Begin a training; without a `distance` nobody asks how far units move."""
-        self.schedule = Schedule(freezable, policy, seed)
+    def __init__(
+        self,
+        freezable: Freezable,
+        policy: Policy,
+        seed: int,
+        distance: Distance | None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        """Begin a training; without a `distance` nobody asks how far units move.
+
+        Of several `ranks` the first chooses for all, from how far the shards of all of them moved.
+        """
+        self._ranks = ranks
+        self.schedule = Schedule(freezable, policy, seed, self._for_all if ranks is not None else alone)
         self._moves = Moves(freezable.units, distance == "relative") if distance is not None else None
         self._offloading: Offloading | None = None
 
@@ -45,7 +59,19 @@ class FrozenTraining:
         """Take in that a step has updated; updates by the CPU that are still under way are waited for."""
         if self._offloading is not None:
             self._offloading.await_updates()
-        self.schedule.ended(self._moves.take() if self._moves is not None else {})
+        self.schedule.ended(self._distances())
+
+    def _distances(self) -> dict[str, float]:
+        if self._moves is None:
+            return {}
+        ranks = self._ranks
+        if ranks is None:
+            return self._moves.take()
+        return self._moves.take(lambda sums: ranks.sums(sums, "how far units moved"))
+
+    def _for_all(self, choose: Callable[[], frozenset[str]]) -> frozenset[str]:
+        assert self._ranks is not None
+        return self._ranks.from_first(choose, "what rank 0 lets train")
 
     @contextmanager
     def in_plain(self, model: nn.Module) -> Iterator[None]:
@@ -54,8 +80,10 @@ class FrozenTraining:
         changed = [p for name, p in model.named_parameters() if name in frozen and p.requires_grad]
         for parameter in changed:
             parameter.requires_grad_(False)
+        trains = any(p.requires_grad for p in model.parameters())
         try:
-            yield
+            with torch.set_grad_enabled(trains):  # DistributedDataParallel waits for a backward wherever one can follow
+                yield
         finally:
             for parameter in changed:
                 parameter.requires_grad_(True)
@@ -64,7 +92,19 @@ class FrozenTraining:
         """Measure how far an update of plain PyTorch moves what trains."""
         if self._moves is None:
             return nullcontext()
-        return self._moves.of({name: p for name, p in model.named_parameters() if p.grad is not None})
+        updated = {name: p for name, p in model.named_parameters() if p.grad is not None}
+        return self._moves.of(updated) if self._ranks is None else self._moves_of_shards(updated)
+
+    @contextmanager
+    def _moves_of_shards(self, parameters: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        """Measure the moves of what would be this rank's shards of whole parameters."""
+        assert self._ranks is not None
+        assert self._moves is not None
+        rank, forms = self._ranks.rank, shard_forms(parameters, self._ranks.count)
+        before = {n: cut(forms[n], p.detach(), rank) for n, p in parameters.items() if n in forms}
+        yield
+        for name in filter(self._moves.watches, list(before)):
+            self._moves.measured(name, before.pop(name), cut(forms[name], parameters[name].detach(), rank))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint holds."""

@@ -15,6 +15,7 @@ from stowage.stages.ir.plan import Manifest, PlanSummary
 from stowage.stages.ir.table import read_record, read_rows
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.rewrite import Way, stored_variant
+from stowage.stages.runtime.sharding.ranks import Ranks
 from stowage.stages.settings import Settings
 from stowage.stages.train.frozen import FrozenTraining
 
@@ -38,8 +39,10 @@ def planned_freezing() -> FreezeChoice:
     return read_record(SOLVE / "freezing.json", FreezeChoice)
 
 
-def frozen_training() -> FrozenTraining | None:
+def frozen_training(ranks: Ranks | None = None) -> FrozenTraining | None:
     """Return what chooses the units that train in each step, at its beginning; None where nothing is frozen.
+
+    Of several `ranks` the first chooses for all.
 
     Raises:
         TableError: a table is missing or damaged.
@@ -49,7 +52,7 @@ def frozen_training() -> FrozenTraining | None:
     if freezable is None:
         return None
     distance = choice.distance if choice.measures else None
-    return FrozenTraining(freezable, policy_of(choice), choice.seed, distance)
+    return FrozenTraining(freezable, policy_of(choice), choice.seed, distance, ranks)
 
 
 def check_device(summary: PlanSummary, kind: str) -> None:

@@ -22,7 +22,8 @@ class FrozenFiles:
 
     def save(self, folder: Path, step: TrainingStep | None) -> None:
         """Write the state, if the step freezes and has been planned."""
-        state = step.frozen.state_dict() if step is not None and step.frozen is not None else None
+        frozen = step.frozen if step is not None else None
+        state = frozen.state_dict() if frozen is not None and frozen.writes else None
         if state is not None:
             write_atomically(folder / FILE, json.dumps(state).encode())
 

@@ -53,6 +53,8 @@ class ShardedIteration(SingleIteration):
     def clip(self, norms: Sequence[torch.Tensor | None], max_norm: float) -> torch.Tensor:
         """Return the factor that clips gradients by their global norm over all ranks, and remember the norm."""
         there = [norm for norm in norms if norm is not None]
+        if not there:  # nothing trains in this step, on any rank
+            return super().clip(norms, max_norm)
         with self._outside.again():
             own = torch.linalg.vector_norm(torch.stack([n.to(there[0].device) for n in there]), 2.0)
             total = own.square()

@@ -155,6 +155,12 @@ class Ranks:
         with self.failures.named(what):
             dist.all_reduce(tensor, group=self.group)
 
+    def sums(self, numbers: list[float], what: str) -> list[float]:
+        """Return the sum of each number over all ranks, the same on all."""
+        found = torch.tensor(numbers, dtype=torch.float64, device=self._place())
+        self.add(found, what)
+        return found.tolist()
+
     def gather(self, whole: torch.Tensor, shard: torch.Tensor, what: str) -> Collective:
         """Start filling a flat tensor with the flat shards of all ranks, in their order."""
         with self.failures.named(what):

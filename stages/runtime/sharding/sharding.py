@@ -191,12 +191,7 @@ class Sharding:
 
     def cut(self, name: str, whole: torch.Tensor) -> torch.Tensor:
         """Return this rank's shard of a whole tensor of the parameter's layout, padded with zeros."""
-        form, flat = self.forms[name], memory_of(whole)
-        begin = self.ranks.rank * form.shard_elements
-        own = flat[begin : begin + form.shard_elements]
-        shard = flat.new_zeros(form.shard_elements)
-        shard[: own.numel()].copy_(own)
-        return shard.as_strided(form.shape, form.stride)
+        return cut(self.forms[name], whole, self.ranks.rank)
 
     def start(self, names: Sequence[str], shards: Sequence[torch.Tensor]) -> Gather:
         """Start the gather of some parameters' shards."""
@@ -275,6 +270,15 @@ class Scatter:
             begin += form.shard_elements
         release(self._buffer)
         return found
+
+
+def cut(form: ShardForm, whole: torch.Tensor, rank: int) -> torch.Tensor:
+    """Return a copy of a rank's shard of a whole tensor, padded with zeros."""
+    flat, begin = memory_of(whole), rank * form.shard_elements
+    own = flat[begin : begin + form.shard_elements]
+    shard = flat.new_zeros(form.shard_elements)
+    shard[: own.numel()].copy_(own)
+    return shard.as_strided(form.shape, form.stride)
 
 
 def shard_forms(parameters: Mapping[str, torch.Tensor], ranks: int) -> dict[str, ShardForm]:
