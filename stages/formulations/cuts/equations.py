@@ -136,6 +136,19 @@ def memory_beside(m: CutModel) -> Constraints:
         yield f"{node}", pulp.lpSum(terms) <= room / m.byte_unit
 
 
+def charges(m: CutModel) -> Constraints:
+    """Keep what charges cost within what is allowed: used[c] ≥ run[n, i] for every n of c, and Σ share(c) used[c] ≤ 1.
+
+    A charge that is more than everything by itself counts as 2: it is not taken.
+    """
+    for number, (charge, used) in enumerate(zip(m.step.charges, m.used, strict=True)):
+        for (node, interval), run in m.run.items():
+            if node in charge.nodes:
+                yield f"{number}_{node}_{interval}", used >= run
+    if m.used:
+        yield "all", pulp.lpSum(min(c.share, 2.0) * used for c, used in zip(m.step.charges, m.used, strict=True)) <= 1
+
+
 def lanes(m: CutModel) -> Constraints:
     """Let collectives run beside computing: total ≥ Σ time(n) over what computes, and 2 total ≥ Σ time(n) over all.
 
@@ -161,6 +174,7 @@ EQUATIONS: dict[str, Callable[[CutModel], Constraints]] = {
     "memory": memory,
     "lasting": lasting,
     "memory_beside": memory_beside,
+    "charges": charges,
     "lanes": lanes,
 }
 """The function that writes each equation; a constraint's name is `reads_…` and so on."""

@@ -20,6 +20,8 @@ holds for every schedule of the step; what it finds is a schedule only where the
 | lasts[s, i] | `lasts` | s is kept at T_(i+1), and nothing makes it late in interval i | 0/1 |
 | time(n) | `time_s` | of one run of n | s |
 | bytes(s) | `nbytes` | of s | byte |
+| used[c] | `used` | a node of charge c runs: codes of a class of tensors that cost a part of the allowed error | 0/1 |
+| share(c) | `share` | the part of it | – |
 | base | `base_bytes` | in memory throughout the step | byte |
 | workspace(n) | `workspace_bytes` | in memory only while n runs | byte |
 | budget | `budget_bytes` | of the device | byte |
@@ -63,6 +65,7 @@ class CutModel:
         beside: for each node h, what must be in memory while it runs.
         integral: whether variables are integers; else this is the linear relaxation.
         total: the step's time as a variable, where collectives run beside computing; None where the objective is a sum.
+        used: a variable for each charge.
         run, kept, since, again, lasts: variables by (node, interval), (value, cut), (node, cut), (node, interval) and
             (value, interval); only those that do not follow from the graph.
         sure: the number 1 as a variable, for the constant of the objective.
@@ -80,6 +83,7 @@ class CutModel:
     since: Mapping[Key, Any] = field(init=False)
     again: Mapping[Key, Any] = field(init=False)
     lasts: Mapping[Key, Any] = field(init=False)
+    used: Sequence[Any] = field(init=False)
     sure: Any = field(init=False)
     total: Any = field(init=False)
     problem: Any = field(init=False)
@@ -92,13 +96,18 @@ class CutModel:
         self.since = self._variables("since", several)
         self.again = self._variables("again", {b.remade for b in found if b.remade is not None and b.twice})
         self.lasts = self._variables("lasts", {(b.value, b.until[1] - 1) for b in found if b.until is not None})
+        self.used = [pulp.LpVariable(f"used_{c}", 0, 1, self._kind) for c in range(len(self.step.charges))]
         self.sure = pulp.LpVariable("sure", 1, 1)
         self.total = pulp.LpVariable("total", 0) if any(n.collective for n in self.step.nodes) else None
         self.problem = pulp.LpProblem("cuts", pulp.LpMinimize)
 
     def _variables(self, name: str, keys: set[Key]) -> Mapping[Key, Any]:
-        kind = pulp.LpBinary if self.integral else pulp.LpContinuous
-        return {key: pulp.LpVariable(f"{name}_{key[0]}_{key[1]}", 0, 1, kind) for key in sorted(keys)}
+        return {key: pulp.LpVariable(f"{name}_{key[0]}_{key[1]}", 0, 1, self._kind) for key in sorted(keys)}
+
+    @property
+    def _kind(self) -> str:
+        found: str = pulp.LpBinary if self.integral else pulp.LpContinuous
+        return found
 
     @property
     def intervals(self) -> range:

@@ -33,6 +33,9 @@ def start_from(model: CutModel, order: Sequence[int], live: Live | None = None) 
         variable.setInitialValue(int(value in kept[cut - 1]))
     for (node, cut), variable in model.since.items():
         variable.setInitialValue(int(any((node, i) in counts for i in model.free_after(node, cut))))
+    ran = set(order)
+    for charge, variable in zip(model.step.charges, model.used, strict=True):
+        variable.setInitialValue(int(not charge.nodes.isdisjoint(ran)))
     model.sure.setInitialValue(1)
     for beside in (b for row in model.beside.values() for b in row):
         if beside.until is not None:

@@ -22,6 +22,14 @@ Bits = int
 
 
 @dataclass(frozen=True)
+class Charge:
+    """Says what it costs to run any of some nodes, however often: a share of what all may cost together."""
+
+    nodes: frozenset[int]
+    share: float
+
+
+@dataclass(frozen=True)
 class StepGraph:
     """The nodes of one step, and the values that a schedule may keep or drop.
 
@@ -35,6 +43,7 @@ class StepGraph:
         optional: nodes that some ways to compute the step do without.
         instead: what serves a node in the place of a value that it reads, by (node, value).
         families: of each of these sets of optional nodes at least one runs, in whatever way the step is computed.
+        charges: what running some optional nodes costs besides time; shares of all that run add up to 1 at most.
         draws: nodes that draw random numbers in the order of their first runs, with one another those of which one
             draws; by default every node that does, by itself.
         least_s: the least time in which any way computes, without collectives; by default that of all nodes.
@@ -49,6 +58,7 @@ class StepGraph:
     optional: frozenset[int] = frozenset()
     families: tuple[frozenset[int], ...] = ()
     instead: Mapping[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+    charges: tuple[Charge, ...] = ()
     draws: Sequence[tuple[int, ...]] | None = None
     least_s: float | None = None
 

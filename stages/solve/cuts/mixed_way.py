@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from stowage.stages.formulations.cuts.choice import Choice
@@ -50,6 +50,7 @@ class MixedWay(CutWay):
         rows: Sequence[PlanRow],
         budget_bytes: int,
         time_s: float,
+        allowed: Callable[[Way], bool] = lambda way: True,
     ) -> None:
         """Begin with what is known.
 
@@ -60,9 +61,11 @@ class MixedWay(CutWay):
             rows: that plan.
             budget_bytes: of the device.
             time_s: of that plan.
+            allowed: says whether a mixture may be taken.
         """
         super().__init__(guide, program_of(guide.trace, guide.nodes), rows, budget_bytes, time_s)
         self._union = union
+        self._allowed = allowed
         self._guide = Made(guide, union)
         self.bound_s = union.graph.once_s
         optional = union.graph.optional
@@ -136,7 +139,7 @@ class MixedWay(CutWay):
                 if all((w == k) == (b in exchanged[k]) if k else not w for b, w in enumerate(taken)):
                     way = pure
             way = way if way is not None else mixed(self._ways, taken)
-            self._made[taken] = Made(way, self._union) if way is not None else None
+            self._made[taken] = Made(way, self._union) if way is not None and self._allowed(way) else None
         return self._made[taken]
 
     def _of_mixture(self, made: Made, answer: CutAnswer) -> CutAnswer:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.ir.variant import PLAIN, VariantName
 from stowage.stages.rewrite import Way, exchangeable, is_exact
+from stowage.stages.solve.cuts.charges import charges_of
 from stowage.stages.solve.cuts.found import Schedule
 from stowage.stages.solve.cuts.mixed_way import MixedWay
 from stowage.stages.solve.cuts.race import improve_all
@@ -43,20 +44,24 @@ class Planned:
     mixture: bool = False
 
 
-def proven(plans: Sequence[Planned], others: Sequence[Way], request: PlanRequest) -> list[Solved]:
+def proven(
+    plans: Sequence[Planned], others: Sequence[Way], request: PlanRequest, allowed: Callable[[Way], bool]
+) -> list[Solved]:
     """Return plans, some of which are faster now, with the bound of all ways and their mixtures in each.
 
     Args:
         plans: the ways, each with its plan.
-        others: ways that may be taken too, but have no plan, because none can be faster than one that there is.
+        others: ways that have no plan, because none could be faster than one that there is, or because they are allowed
+            in some blocks alone.
         request: what was asked for; nothing is bounded where a plan may offload.
+        allowed: says whether a way may be taken.
     """
     known = [p.plan for p in plans if p.plan is not None]
     if not request.cut_seconds or request.lower_tier is not None or not known:
         return known
     plans = [*plans, *(Planned(way, None) for way in others)]
-    ways = _ways(plans, request.device_budget_bytes)
-    mixed_way = _mixed(plans, request.device_budget_bytes)
+    ways = _ways([p for p in plans if p.plan is not None or allowed(p.way)], request.device_budget_bytes)
+    mixed_way = _mixed(plans, request, allowed)
     improve_all([*([mixed_way] if mixed_way is not None else []), *ways], seconds_of(request, time.monotonic()))
     least = mixed_way if mixed_way is not None else min(ways, key=lambda w: w.bound_s)
     found = [_faster(p.way, p.plan, ways, request) for p in plans if p.plan is not None]
@@ -96,18 +101,18 @@ def _ways(plans: Sequence[Planned], budget_bytes: int) -> list[CutWay]:
     ]
 
 
-def _mixed(plans: Sequence[Planned], budget_bytes: int) -> MixedWay | None:
+def _mixed(plans: Sequence[Planned], request: PlanRequest, allowed: Callable[[Way], bool]) -> MixedWay | None:
     """Return the program of all ways together; None where no block can be computed in more than one."""
     pure = [p.way for p in plans if not p.mixture]
     if not any(exchangeable(a, b) for a in pure for b in pure if _plain(a) and a is not b and _chain(a) == _chain(b)):
         return None
-    ways = [NamedWay(way) for way in pure]
-    union = Union.of(ways)
+    ways = [NamedWay(way) for way in sorted(pure, key=lambda way: not _plain(way))]
+    union = Union.of(ways, charges_of(ways[0].way, pure, request))
     if union is None:
         return None
     fastest = min((p for p in plans if p.plan is not None), key=_time_s)
     rows = fastest.plan.rows if fastest.plan is not None else []
-    return MixedWay(union, ways, fastest.way, rows, budget_bytes, _time_s(fastest))
+    return MixedWay(union, ways, fastest.way, rows, request.device_budget_bytes, _time_s(fastest), allowed)
 
 
 def _plain(way: Way) -> bool:

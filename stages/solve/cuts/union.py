@@ -7,11 +7,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stowage.stages.formulations.cuts.step_graph import StepGraph
+from stowage.stages.formulations.cuts.step_graph import Charge, StepGraph
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.variant import VariantName
 from stowage.stages.rewrite import Way, exchangeable
 from stowage.stages.rewrite.identity import CallKey
+from stowage.stages.solve.cuts.charges import Charges
 
 ValueKey = tuple[str, str]
 NodeKey = tuple[object, ...]
@@ -122,9 +123,14 @@ class Union:
         return [self.numbers.get(key, -1) for key in self.naming.keys(named)]
 
     @staticmethod
-    def of(ways: Sequence[NamedWay]) -> Union | None:
-        """Join ways; None where what they share is not made in the same order."""
-        found = _Joining(ways)
+    def of(ways: Sequence[NamedWay], charges: Charges | None = None) -> Union | None:
+        """Join ways; None where what they share is not made in the same order.
+
+        Args:
+            ways: the ways, the step as it was recorded first.
+            charges: what some calls cost besides time.
+        """
+        found = _Joining(ways, charges or {})
         order = found.order()
         if order is None:
             return None
@@ -132,8 +138,9 @@ class Union:
 
 
 class _Joining:
-    def __init__(self, ways: Sequence[NamedWay]) -> None:
+    def __init__(self, ways: Sequence[NamedWay], charges: Charges) -> None:
         self._ways = ways
+        self._charges = charges
         self.naming = Naming.of(ways)
         self.values = {key: n for n, key in enumerate(dict.fromkeys(key for w in ways for key in w.values))}
         self._keys = {w.way.name: self.naming.keys(w) for w in ways}
@@ -237,6 +244,10 @@ class _Joining:
                     heapq.heappush(ready, (place[other], rank[other], other))
         return found if len(found) == len(self._nodes) else None
 
+    def _calls_of(self, key: NodeKey) -> Iterator[CallKey]:
+        way, node = self._versions[key][0]
+        return (way.way.names.call[c] for c in node.calls)
+
     def graph(self, order: Sequence[NodeKey]) -> StepGraph:
         """Return the graph."""
         ways, values = self._ways, self.values
@@ -263,6 +274,10 @@ class _Joining:
             optional=frozenset(number[key] for key in order if key not in alone),
             families=tuple(frozenset(number[k] for k in found) for found in self._sets if len(found) > 1),
             instead={(number[key], value): tuple(others) for (key, value), others in self._instead.items()},
+            charges=tuple(
+                Charge(frozenset(number[key] for key in order if not calls.isdisjoint(self._calls_of(key))), share)
+                for calls, share in self._charges.items()
+            ),
             draws=[tuple(number[k] for k in keys) for keys in self._draws],
             least_s=least_s([w.way for w in ways]),
         )
