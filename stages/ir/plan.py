@@ -137,11 +137,12 @@ class PlanSummary:
         baseline_bytes: parameters, optimizer states, buffers, inputs, constants and shared values.
         step_time_s: predicted.
         lower_bound_s: time of every operation once, without the updates that the CPU may take over.
-        bound_s: a time that no schedule within the budget beats, of all rewrites that were planned; 0 where only
+        bound_s: a time that no schedule within the budget beats, of all rewrites and mixtures of them; 0 where only
             `lower_bound_s` is known.
-        bound_kind: `cuts` where the cut formulation proved it; `once` where that is the time of every operation once.
+        bound_kind: `cuts` where the cut formulation proved it, `mixed cuts` where it did for all mixtures of rewrites;
+            `once` where that is the time of every operation once.
         bound_cuts: names of the nodes at which the step was cut for it.
-        bound_variant: the rewrite whose bound is the least, which is the one that counts.
+        bound_variant: the rewrite whose bound is the least, which is the one that counts; or those that were mixed.
         recomputed_bytes: bytes of distinct activations made more than once.
         activation_bytes: bytes of all activations that backward reads.
         keep_all_peak_bytes, keep_all_time_s: the same iteration without recomputation, in the same simulator.

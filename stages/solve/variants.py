@@ -137,7 +137,8 @@ def _fastest(variants: Sequence[Variant], options: Sequence[Option], request: Pl
                 found.append(plan(way, replace(request, eviction_rules=0)))
                 tried.append(Planned(way, found[-1], mixture=True))
     smallest = min([s.summary.smallest_feasible_bytes for s in found] + [f.smallest_feasible_bytes for f in failures])
-    found = proven(tried, request)
+    untried = [v for v in variants if (request.lossy or is_exact(v.name)) and all(t.way is not v for t in tried)]
+    found = proven(tried, untried, request, allowed)
     best = _preferred(found)
     lossy, error = described(variants[0].trace, best.summary.variant, request.errors)
     stated = replace(best.summary, smallest_feasible_bytes=smallest, lossy=lossy, gradient_error=error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -18,9 +18,15 @@ FULL = 0.99
 
 @dataclass(frozen=True)
 class Choice:
-    """Chooses cuts of one step."""
+    """Chooses cuts of one step.
+
+    Attributes:
+        step: the step.
+        among: the nodes that may be cuts; by default all.
+    """
 
     step: StepGraph
+    among: Container[int] | None = None
 
     @cached_property
     def spine(self) -> list[int]:
@@ -39,7 +45,8 @@ class Choice:
         inside = [n for n in range(len(ancestors)) if core >> n & 1]
         behind = _counts_behind([ancestors[n] for n in inside], len(ancestors))
         enough = ON_SPINE * len(inside)
-        return [n for n in backward if core >> n & 1 and behind[n] + ancestors[n].bit_count() >= enough]
+        spine = [n for n in backward if core >> n & 1 and behind[n] + ancestors[n].bit_count() >= enough]
+        return [n for n in spine if self.among is None or n in self.among]
 
     def end_of_forward(self) -> list[int]:
         """Return the first cut to try: the first node of the spine."""
@@ -100,6 +107,8 @@ class Choice:
     def _between(self, before: int | None, after: int | None, nodes: Sequence[int]) -> Iterator[int]:
         precedes = self.step.precedes
         for node in dict.fromkeys(nodes):
+            if self.among is not None and node not in self.among:
+                continue
             if (before is None or precedes(before, node)) and (after is None or precedes(node, after)):
                 yield node
 

@@ -14,21 +14,36 @@ if TYPE_CHECKING:
 
 
 def everything_runs(m: CutModel) -> Constraints:
-    """Run every node by the last cut that needs it: Σ_i run[n, i] ≥ 1, and = 1 for nodes that run once."""
+    """Run every node by the last cut that needs it: Σ_i run[n, i] ≥ 1, and = 1 for nodes that run once.
+
+    Of a family any node will do: Σ_i Σ_(n in F) run[n, i] ≥ 1.
+    """
     for node, (earliest, latest) in enumerate(m.domain.first):
-        if earliest == latest:
+        if earliest == latest or node in m.step.optional:
             continue
         total = pulp.lpSum(m.runs(node, i) for i in range(earliest, latest + 1))
         yield f"{node}", total == 1 if node in m.step.once else total >= 1
+    for number, (family, (earliest, latest)) in enumerate(zip(m.step.families, m.domain.families, strict=True)):
+        total = pulp.lpSum(m.runs(n, i) for n in sorted(family) for i in range(earliest, latest + 1))
+        yield f"family_{number}", total == 1 if family <= m.step.once else total >= 1
 
 
 def reads(m: CutModel) -> Constraints:
     """Run a node only beside what it reads: run[n, i] ≤ kept[s, i] + run[maker(s), i] for every s that n reads."""
     for node, interval in sorted(m.domain.free_runs | m.domain.sure_runs):
         for value in m.step.reads[node]:
-            there = m.keeps(value, interval) + m.makes(value, interval)
+            there = sum(m.keeps(s, interval) + m.makes(s, interval) for s in m.step.serving(node, value))
             if not _certain(there):
                 yield f"{node}_{interval}_{value}", there >= m.runs(node, interval)
+
+
+def reads_at_cuts(m: CutModel) -> Constraints:
+    """Have what a cut reads in memory at it, or what serves instead: Σ kept[s, j] ≥ 1 over what serves."""
+    for j, cut in enumerate(m.cuts, start=1):
+        for value in m.step.reads[cut]:
+            there = sum(m.keeps(s, j) for s in m.step.serving(cut, value))
+            if not _certain(there):
+                yield f"{j}_{value}", there >= 1
 
 
 def keeps(m: CutModel) -> Constraints:
@@ -69,10 +84,9 @@ def reads_since(m: CutModel) -> Constraints:
             if isinstance(runs, int) and not runs:
                 continue
             for value in m.step.reads[node]:
-                there = m.keeps(value, cut)
-                maker = m.step.maker.get(value)
-                if maker is not None:
-                    there = there + m.runs_since(maker, cut)
+                served = m.step.serving(node, value)
+                there = sum(m.keeps(s, cut) for s in served)
+                there += sum(m.runs_since(n, cut) for s in served for n in m.step.makers.get(s, ()))
                 if not _certain(there):
                     yield f"{node}_{cut}_{value}", there >= runs
 
@@ -122,9 +136,37 @@ def memory_beside(m: CutModel) -> Constraints:
         yield f"{node}", pulp.lpSum(terms) <= room / m.byte_unit
 
 
+def charges(m: CutModel) -> Constraints:
+    """Keep what charges cost within what is allowed: used[c] ≥ run[n, i] for every n of c, and Σ share(c) used[c] ≤ 1.
+
+    A charge that is more than everything by itself counts as 2: it is not taken.
+    """
+    for number, (charge, used) in enumerate(zip(m.step.charges, m.used, strict=True)):
+        for (node, interval), run in m.run.items():
+            if node in charge.nodes:
+                yield f"{number}_{node}_{interval}", used >= run
+    if m.used:
+        yield "all", pulp.lpSum(min(c.share, 2.0) * used for c, used in zip(m.step.charges, m.used, strict=True)) <= 1
+
+
+def lanes(m: CutModel) -> Constraints:
+    """Let collectives run beside computing: total ≥ Σ time(n) over what computes, and 2 total ≥ Σ time(n) over all.
+
+    A collective may also run in the order of what computes. With x of their time there, total ≥ computing + x and
+    total ≥ collectives − x, of which the second row is the half of the sum.
+    """
+    if m.total is None:
+        return
+    together = m.time_of(n.node for n in m.step.nodes if n.collective)
+    computing = m.time_of(n.node for n in m.step.nodes if not n.collective)
+    yield "computing", m.total >= computing
+    yield "both", 2 * m.total >= computing + together
+
+
 EQUATIONS: dict[str, Callable[[CutModel], Constraints]] = {
     "everything_runs": everything_runs,
     "reads": reads,
+    "reads_at_cuts": reads_at_cuts,
     "keeps": keeps,
     "stays": stays,
     "since": since,
@@ -132,6 +174,8 @@ EQUATIONS: dict[str, Callable[[CutModel], Constraints]] = {
     "memory": memory,
     "lasting": lasting,
     "memory_beside": memory_beside,
+    "charges": charges,
+    "lanes": lanes,
 }
 """The function that writes each equation; a constraint's name is `reads_…` and so on."""
 

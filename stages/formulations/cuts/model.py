@@ -20,6 +20,8 @@ holds for every schedule of the step; what it finds is a schedule only where the
 | lasts[s, i] | `lasts` | s is kept at T_(i+1), and nothing makes it late in interval i | 0/1 |
 | time(n) | `time_s` | of one run of n | s |
 | bytes(s) | `nbytes` | of s | byte |
+| used[c] | `used` | a node of charge c runs: codes of a class of tensors that cost a part of the allowed error | 0/1 |
+| share(c) | `share` | the part of it | – |
 | base | `base_bytes` | in memory throughout the step | byte |
 | workspace(n) | `workspace_bytes` | in memory only while n runs | byte |
 | budget | `budget_bytes` | of the device | byte |
@@ -30,7 +32,7 @@ what nobody reads any more is not kept. `Domain` says which are left; all others
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -62,6 +64,8 @@ class CutModel:
         domain: which variables there are.
         beside: for each node h, what must be in memory while it runs.
         integral: whether variables are integers; else this is the linear relaxation.
+        total: the step's time as a variable, where collectives run beside computing; None where the objective is a sum.
+        used: a variable for each charge.
         run, kept, since, again, lasts: variables by (node, interval), (value, cut), (node, cut), (node, interval) and
             (value, interval); only those that do not follow from the graph.
         sure: the number 1 as a variable, for the constant of the objective.
@@ -79,7 +83,9 @@ class CutModel:
     since: Mapping[Key, Any] = field(init=False)
     again: Mapping[Key, Any] = field(init=False)
     lasts: Mapping[Key, Any] = field(init=False)
+    used: Sequence[Any] = field(init=False)
     sure: Any = field(init=False)
+    total: Any = field(init=False)
     problem: Any = field(init=False)
 
     def __post_init__(self) -> None:
@@ -90,12 +96,18 @@ class CutModel:
         self.since = self._variables("since", several)
         self.again = self._variables("again", {b.remade for b in found if b.remade is not None and b.twice})
         self.lasts = self._variables("lasts", {(b.value, b.until[1] - 1) for b in found if b.until is not None})
+        self.used = [pulp.LpVariable(f"used_{c}", 0, 1, self._kind) for c in range(len(self.step.charges))]
         self.sure = pulp.LpVariable("sure", 1, 1)
+        self.total = pulp.LpVariable("total", 0) if any(n.collective for n in self.step.nodes) else None
         self.problem = pulp.LpProblem("cuts", pulp.LpMinimize)
 
     def _variables(self, name: str, keys: set[Key]) -> Mapping[Key, Any]:
-        kind = pulp.LpBinary if self.integral else pulp.LpContinuous
-        return {key: pulp.LpVariable(f"{name}_{key[0]}_{key[1]}", 0, 1, kind) for key in sorted(keys)}
+        return {key: pulp.LpVariable(f"{name}_{key[0]}_{key[1]}", 0, 1, self._kind) for key in sorted(keys)}
+
+    @property
+    def _kind(self) -> str:
+        found: str = pulp.LpBinary if self.integral else pulp.LpContinuous
+        return found
 
     @property
     def intervals(self) -> range:
@@ -104,8 +116,8 @@ class CutModel:
 
     @cached_property
     def once_s(self) -> float:
-        """Return the time of every node once."""
-        return sum(n.time_s for n in self.step.nodes)
+        """Return the time below which no schedule can be, of nodes that run once."""
+        return self.step.once_s
 
     @cached_property
     def time_unit_s(self) -> float:
@@ -128,14 +140,16 @@ class CutModel:
         return self.kept.get((value, cut), int((value, cut) in self.domain.sure_keeps))
 
     def makes(self, value: int, interval: int) -> Any:
-        """Return run[maker(s), i]; 0 for what nobody makes."""
-        maker = self.step.maker.get(value)
-        return 0 if maker is None else self.runs(maker, interval)
+        """Return run[maker(s), i], of all makers; 0 for what nobody makes."""
+        return sum(self.runs(maker, interval) for maker in self.step.makers.get(value, ()))
 
     def free_after(self, node: int, cut: int) -> list[int]:
         """Return the intervals after a cut in which a node may run or not; none where it runs in one for certain."""
         after = range(cut, len(self.cuts) + 1)
-        return [] if self.domain.first[node][0] >= cut else [i for i in after if (node, i) in self.run]
+        return [] if self._certain_after(node, cut) else [i for i in after if (node, i) in self.run]
+
+    def _certain_after(self, node: int, cut: int) -> bool:
+        return self.domain.first[node][0] >= cut and node not in self.step.optional
 
     def runs_since(self, node: int, cut: int) -> Any:
         """Return since[n, j]: a variable, or what it is where at most one interval counts."""
@@ -144,7 +158,15 @@ class CutModel:
         free = self.free_after(node, cut)
         if free:
             return self.run[node, free[0]]
-        return int(self.domain.first[node][0] >= cut)
+        return int(self._certain_after(node, cut))
+
+    def time_of(self, nodes: Iterable[int]) -> Any:
+        """Return the time of all runs of some nodes, in units of `time_unit_s`."""
+        wanted = set(nodes)
+        times = [n.time_s / self.time_unit_s for n in self.step.nodes]
+        free = [*self.run.items(), *self.again.items()]
+        sure = sum(times[n] for n, _ in self.domain.sure_runs if n in wanted)
+        return sure * self.sure + pulp.lpSum(times[n] * variable for (n, _), variable in free if n in wanted)
 
     def remade(self, beside: Beside) -> Any:
         """Return the variable of the run that makes a value again before it is needed; 0 where nothing does."""
@@ -170,12 +192,11 @@ def build(
         heavy: nodes h between the cuts, each with its first run in one interval for certain.
         integral: make an integer program, not its linear relaxation.
     """
+    if heavy and step.optional:
+        raise ValueError("what is in memory beside a node is known only of a step that is computed in one way")
     domain = Domain.of(step, cuts)
     beside = {h: list(besides(step, domain, cuts, h)) for h in sorted(heavy)}
     model = CutModel(step, cuts, budget_bytes, domain, beside, integral)
-    times = [n.time_s / model.time_unit_s for n in step.nodes]
-    free = [*model.run.items(), *model.again.items()]
-    sure = sum(times[n] for n, _ in domain.sure_runs)
-    model.problem += sure * model.sure + pulp.lpSum(times[n] * variable for (n, _), variable in free), "time"
+    model.problem += model.total if model.total is not None else model.time_of(range(len(step.nodes))), "time"
     add_equations(model.problem, EQUATIONS, model)
     return model

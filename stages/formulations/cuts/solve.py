@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from stowage.stages.formulations.cuts.model import build
-from stowage.stages.formulations.cuts.start import start_from
+from stowage.stages.formulations.cuts.start import Live, start_from
 from stowage.stages.formulations.cuts.step_graph import StepGraph
 from stowage.stages.solver.milp import solve_milp
 from stowage.stages.solver.outcome import SolverSettings, Status
@@ -48,6 +48,7 @@ def solve_cuts(
     heavy: Collection[int] = (),
     integral: bool = True,
     known: Sequence[int] = (),
+    live: Live | None = None,
 ) -> CutAnswer:
     """Bound the time of every schedule of a step within a budget.
 
@@ -59,10 +60,11 @@ def solve_cuts(
         heavy: nodes between the cuts whose memory counts too, see `build`.
         integral: solve the integer program; else its linear relaxation, which bounds less and takes less time.
         known: the nodes of a schedule that fits, in order: the solver's first answer.
+        live: what is in memory in it, see `start_from`.
     """
     model = build(step, cuts, budget_bytes, heavy=heavy, integral=integral)
     if known:
-        start_from(model, known)
+        start_from(model, known, live)
     outcome = solve_milp(model.problem, settings, warm_start=bool(known))
     unit_s = model.time_unit_s
     # A solver may pass over answers that are better by less than the gap that it was given.

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from stowage.stages.ir.plan import PlanSummary
-from stowage.stages.ir.variant import VariantName
-from stowage.stages.rewrite import Way
+from stowage.stages.ir.variant import PLAIN, VariantName
+from stowage.stages.rewrite import Way, exchangeable, is_exact
+from stowage.stages.solve.cuts.charges import charges_of
+from stowage.stages.solve.cuts.found import Schedule
+from stowage.stages.solve.cuts.mixed_way import MixedWay
 from stowage.stages.solve.cuts.race import improve_all
+from stowage.stages.solve.cuts.union import NamedWay, Union
 from stowage.stages.solve.cuts.way import CutWay
 from stowage.stages.solve.program.of_trace import program_of
-from stowage.stages.solve.proposal import Decision, JudgedPlan, Proposal
-from stowage.stages.solve.referee import Referee
 from stowage.stages.solve.request import PlanRequest
-from stowage.stages.solve.select import updated_together
 from stowage.stages.solve.summary import KeepingAll, Solved, solved
-from stowage.stages.solver.milp import milp_version
-
-METHOD = "cuts"
-"""The method of plans whose schedules cuts have found."""
 
 SHARE = 0.2
 """Share of the time that planning took so far which cuts may take."""
@@ -47,21 +44,30 @@ class Planned:
     mixture: bool = False
 
 
-def proven(plans: Sequence[Planned], request: PlanRequest) -> list[Solved]:
-    """Return plans, some of which are faster now, with the bound of all ways in each.
+def proven(
+    plans: Sequence[Planned], others: Sequence[Way], request: PlanRequest, allowed: Callable[[Way], bool]
+) -> list[Solved]:
+    """Return plans, some of which are faster now, with the bound of all ways and their mixtures in each.
 
     Args:
         plans: the ways, each with its plan.
-        request: what was asked for; nothing is bounded where a plan may offload or ranks exchange something.
+        others: ways that have no plan, because none could be faster than one that there is, or because they are allowed
+            in some blocks alone.
+        request: what was asked for; nothing is bounded where a plan may offload.
+        allowed: says whether a way may be taken.
     """
     known = [p.plan for p in plans if p.plan is not None]
-    collective = any(n.collective for p in plans for n in p.way.nodes)
-    if not request.cut_seconds or request.lower_tier is not None or collective or not known:
+    if not request.cut_seconds or request.lower_tier is not None or not known:
         return known
-    ways = _ways(plans, request.device_budget_bytes)
-    improve_all(ways, seconds_of(request, time.monotonic()))
-    least = min(ways, key=lambda w: w.bound_s)
-    return [_stated(_faster(p.way, p.plan, ways, request), least) for p in plans if p.plan is not None]
+    plans = [*plans, *(Planned(way, None) for way in others)]
+    ways = _ways([p for p in plans if p.plan is not None or allowed(p.way)], request.device_budget_bytes)
+    mixed_way = _mixed(plans, request, allowed)
+    improve_all([*([mixed_way] if mixed_way is not None else []), *ways], seconds_of(request, time.monotonic()))
+    least = mixed_way if mixed_way is not None else min(ways, key=lambda w: w.bound_s)
+    found = [_faster(p.way, p.plan, ways, request) for p in plans if p.plan is not None]
+    if mixed_way is not None and mixed_way.found is not None and request.method == "auto":
+        found.append(_replaced(min(known, key=lambda s: s.summary.step_time_s), mixed_way.found, request))
+    return [_stated(plan, least) for plan in found]
 
 
 def seconds_of(request: PlanRequest, now_s: float) -> float:
@@ -90,9 +96,31 @@ def _ways(plans: Sequence[Planned], budget_bytes: int) -> list[CutWay]:
         if _time_s(planned) < _time_s(best.setdefault(rewrite, planned)):
             best[rewrite] = planned
     return [
-        CutWay(p.way, program_of(p.way.trace, p.way.nodes), p.plan.rows if p.plan is not None else [], budget_bytes)
+        CutWay(p.way, program_of(p.way.trace, p.way.nodes), p.plan.rows if p.plan else [], budget_bytes, _time_s(p))
         for p in best.values()
     ]
+
+
+def _mixed(plans: Sequence[Planned], request: PlanRequest, allowed: Callable[[Way], bool]) -> MixedWay | None:
+    """Return the program of all ways together; None where no block can be computed in more than one."""
+    pure = [p.way for p in plans if not p.mixture]
+    if not any(exchangeable(a, b) for a in pure for b in pure if _plain(a) and a is not b and _chain(a) == _chain(b)):
+        return None
+    ways = [NamedWay(way) for way in sorted(pure, key=lambda way: not _plain(way))]
+    union = Union.of(ways, charges_of(ways[0].way, pure, request))
+    if union is None:
+        return None
+    fastest = min((p for p in plans if p.plan is not None), key=_time_s)
+    rows = fastest.plan.rows if fastest.plan is not None else []
+    return MixedWay(union, ways, fastest.way, rows, request.device_budget_bytes, _time_s(fastest), allowed)
+
+
+def _plain(way: Way) -> bool:
+    return VariantName.of(way.name).rewrite == PLAIN
+
+
+def _chain(way: Way) -> str:
+    return VariantName.of(way.name).chain
 
 
 def _time_s(planned: Planned) -> float:
@@ -101,21 +129,20 @@ def _time_s(planned: Planned) -> float:
 
 def _faster(way: Way, plan: Solved, ways: Sequence[CutWay], request: PlanRequest) -> Solved:
     """Return the schedule that cuts have found of a way, as a plan, if it is faster; else the plan."""
-    found = next((w for w in ways if w.way is way), None) if request.method == "auto" else None
-    if found is None or found.found is None:
-        return plan
-    program, budget_bytes = found.program, request.device_budget_bytes
-    referee = Referee(program, budget_bytes)
-    decision = Decision(f"{METHOD}, {milp_version()}", "feasible", None, request.cut_seconds)
-    proposal = Proposal(method=METHOD, steps=program.steps(found.found), decision=decision)
-    judged: JudgedPlan = updated_together(way.trace, way.nodes, referee.judge(proposal), referee, budget_bytes)
+    found = next((w.found for w in ways if w.way is way), None) if request.method == "auto" else None
+    return _replaced(plan, found, request) if found is not None else plan
+
+
+def _replaced(plan: Solved, found: Schedule, request: PlanRequest) -> Solved:
+    """Return a schedule that cuts have found as a plan, if it is faster than one that is known; else that one."""
+    way, judged = found.way, found.judged(request.device_budget_bytes, request.cut_seconds)
     if judged.time_s >= plan.summary.step_time_s:
         return plan
     s = plan.summary
     keeping_all = KeepingAll(s.keep_all_peak_bytes, s.keep_all_time_s)
     smallest = min(s.smallest_feasible_bytes, judged.peak_bytes)
     faster = solved(way.trace, way.nodes, judged, keeping_all, smallest, request, s.lower_bound_s)
-    return replace(faster, summary=replace(faster.summary, variant=s.variant, exact=s.exact))
+    return replace(faster, summary=replace(faster.summary, variant=way.name, exact=is_exact(way.name)))
 
 
 def _stated(plan: Solved, least: CutWay) -> Solved:
@@ -127,9 +154,9 @@ def _stated(plan: Solved, least: CutWay) -> Solved:
     stated = replace(
         s,
         bound_s=bound_s,
-        bound_kind="cuts" if least.cuts else "once",
+        bound_kind=(least.kind if least.cuts else "once"),
         bound_cuts=tuple(least.way.nodes[n].name for n in least.cuts),
-        bound_variant=least.way.name,
+        bound_variant=least.name,
         status=status,
         gap=gap,
     )

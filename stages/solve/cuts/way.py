@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Generator, Sequence
 
@@ -11,6 +12,7 @@ from stowage.stages.formulations.cuts.solve import CutAnswer, solve_cuts
 from stowage.stages.formulations.cuts.step_graph import StepGraph
 from stowage.stages.ir.plan import PlanRow
 from stowage.stages.rewrite import Way
+from stowage.stages.solve.cuts.found import Schedule
 from stowage.stages.solve.program.chain import Execution
 from stowage.stages.solve.program.program import StepProgram
 from stowage.stages.solver.outcome import SolverSettings
@@ -41,7 +43,9 @@ class CutWay:
         found: that schedule, where the cuts found it.
     """
 
-    def __init__(self, way: Way, program: StepProgram, rows: Sequence[PlanRow], budget_bytes: int) -> None:
+    def __init__(
+        self, way: Way, program: StepProgram, rows: Sequence[PlanRow], budget_bytes: int, time_s: float | None = None
+    ) -> None:
         """Begin with what is known.
 
         Args:
@@ -49,21 +53,32 @@ class CutWay:
             program: its program.
             rows: a plan of the way that fits; none where none is known.
             budget_bytes: of the device.
+            time_s: of that plan; by default that of what it computes.
         """
         self.way = way
         self.step = StepGraph.of(way.trace, way.nodes)
         self.program = program
         self._budget_bytes = budget_bytes
-        self._known = [r.node for r in rows if r.action == "compute"]
+        self._level: list[int] = []
+        self._known = [r.node for r in rows if r.node >= 0]
         self._peaks = dict[int, int]()
         for row in rows:
             if row.action == "compute":
                 self._peaks.setdefault(row.node, row.peak_bytes)
-        self.bound_s = sum(n.time_s for n in way.nodes)
+        self.bound_s = self.step.once_s
         self.cuts: tuple[int, ...] = ()
-        self.fastest_s = self._time_s(self._known) if rows else float("inf")
-        self.found: list[Execution] | None = None
+        if time_s is None:
+            time_s = sum(way.nodes[n].time_s for n in self._known) if rows else math.inf
+        self.fastest_s = time_s
+        self.found: Schedule | None = None
         self._choice = Choice(self.step)
+
+    kind = "cuts"
+
+    @property
+    def name(self) -> str:
+        """Return the name of the way that is bounded."""
+        return self.way.name
 
     @property
     def close(self) -> bool:
@@ -88,6 +103,8 @@ class CutWay:
             if answer is None or not answer.runs or self.close:
                 return
             order = self._judged(answer)
+            if not order:
+                return
             cuts = sorted({*cuts, *self._choice.more(cuts, order, self._level, self._budget_bytes)})
             if len(cuts) == len(answer.cuts) or answer.status != "optimal":
                 return
@@ -95,6 +112,8 @@ class CutWay:
     def _single(self, deadline_s: float) -> Generator[None, None, int | None]:
         """Return the node whose cut alone bounds most, by linear relaxations."""
         places = self._choice.hottest(self._peaks, SINGLE_CUTS)
+        if not places:
+            return None
         bounds: dict[int, float] = {}
         while places:
             for place in places:
@@ -111,24 +130,38 @@ class CutWay:
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
             return None
-        settings = SolverSettings(left_s, GAP)
-        answer = solve_cuts(self.step, cuts, self._budget_bytes, settings, integral=integral, known=self._known)
+        answer = self._answer(cuts, SolverSettings(left_s, GAP), integral=integral)
         if answer.bound_s > self.bound_s:
             self.bound_s, self.cuts = answer.bound_s, answer.cuts
         return answer
 
+    def _answer(self, cuts: Sequence[int], settings: SolverSettings, *, integral: bool) -> CutAnswer:
+        return solve_cuts(self.step, cuts, self._budget_bytes, settings, integral=integral, known=self._known)
+
     def _judged(self, answer: CutAnswer) -> list[int]:
         """Return the order that an answer describes, and keep it if it fits and is faster than what is known."""
-        found = [Execution(node, f"interval {interval}") for node, interval in order_of(self.step, answer)]
-        found = self.program.without_dead(found)
-        self._level = self.program.levels(found)
-        if max(self._level, default=0) <= self._budget_bytes:
-            found = self.program.retain_where_possible(found, self._budget_bytes)
-            order = [e.node for e in found]
-            if self._time_s(order) < self.fastest_s:
-                self.fastest_s, self.found, self._known = self._time_s(order), found, order
-            return order
-        return [e.node for e in found]
+        order, faster = self._polished(self.step, self.way, self.program, answer)
+        if faster:
+            self._known = order
+        return order
 
-    def _time_s(self, order: Sequence[int]) -> float:
-        return sum(self.way.nodes[n].time_s for n in order)
+    def _polished(self, step: StepGraph, way: Way, program: StepProgram, answer: CutAnswer) -> tuple[list[int], bool]:
+        """Return the order that an answer describes, polished if it fits, and whether it is faster than what is known.
+
+        `_level` then says what it takes.
+        """
+        found = [Execution(node, f"interval {interval}") for node, interval in order_of(step, answer)]
+        found = program.without_dead(found)
+        self._level = program.levels(found)
+        if max(self._level, default=0) > self._budget_bytes:
+            return [e.node for e in found], False
+        found = program.retain_where_possible(found, self._budget_bytes)
+        self._level = program.levels(found)
+        order, schedule = [e.node for e in found], Schedule(way, program, found)
+        if schedule.least_s >= self.fastest_s:
+            return order, False
+        time_s = schedule.judged(self._budget_bytes).time_s if schedule.exchanges else schedule.least_s
+        if time_s >= self.fastest_s:
+            return order, False
+        self.found, self.fastest_s = schedule, time_s
+        return order, True

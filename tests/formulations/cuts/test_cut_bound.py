@@ -12,6 +12,7 @@ from stowage.stages.formulations.cuts.solve import ROUNDING, solve_cuts
 from stowage.stages.solver.outcome import SolverSettings
 from tests.formulations.cuts.every_schedule import fastest
 from tests.formulations.cuts.tiny_steps import chains_of_cuts, peak_bytes, tiny_steps
+from tests.formulations.cuts.tiny_ways import tiny_ways
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -34,3 +35,26 @@ def test_the_bound_is_never_above_the_fastest_of_all_schedules(data: st.DataObje
             event("proven infeasible")
     event("tight" if found.bound_s >= optimum * (1 - 1e-5) and optimum > once_s * 1.01 else "loose or nothing again")
     event("no schedule" if math.isinf(optimum) else "a schedule")
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_the_bound_of_all_ways_is_never_above_the_fastest_schedule_of_any_choice(data: st.DataObject) -> None:
+    """Each site is computed as it was or in another way, and the bound holds for every choice."""
+    ways = data.draw(tiny_ways())
+    union = ways.union
+    chain = [n for n in data.draw(chains_of_cuts(union)) if n not in union.optional]
+    cuts: list[int] = []
+    for node in chain:
+        if not cuts or union.precedes(cuts[-1], node):
+            cuts.append(node)
+    each = list(ways.each())
+    budget = max(peak_bytes(step) for step in each) - data.draw(st.integers(0, 10))
+    found_s = [fastest(step, budget) for step in each]
+    assert union.once_s <= min(sum(n.time_s for n in step.nodes) for step in each) * (1 + 1e-12)
+    for integral in (True, False):
+        found = solve_cuts(union, cuts, budget, SolverSettings(20.0), integral=integral)
+        assert found.bound_s <= min(found_s) * (1 + 1e-12)
+    tight = found.bound_s >= min(found_s) * (1 - 1e-5) and min(found_s) > union.once_s * 1.01
+    event("tight" if tight else "loose or nothing again")
+    event("another way is faster" if min(found_s) < found_s[0] else "as it was is fastest")
