@@ -7,7 +7,7 @@ tensors may be offloaded too, so that tiny models do all of it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,11 +20,16 @@ from stowage.flows.api import fit as _fit
 from stowage.flows.api import planner
 from stowage.flows.api.lower_tier import OpenableTier
 from stowage.flows.api.training_step import TrainingStep
+from stowage.flows.planning import costed
 from stowage.flows.planning.costed import Costed, cost_step
 from stowage.flows.planning.job import Costing, StepToPlan
+from stowage.stages.device import device_of
 from stowage.stages.device.rates.collectives import CollectiveRates
 from stowage.stages.device.tiers import DiskTier
+from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.machine import DISK_ALIGNMENT_BYTES, BehindHost, Link
+from stowage.stages.ir.trace import TraceTables
+from stowage.stages.profile import CostStore, profile_variants
 from stowage.stages.runtime.sharding.ranks import Ranks
 from stowage.stages.solve import LowerTier
 from tests.api.host_and_disk_steps import DEVICE as MADE_UP
@@ -94,11 +99,25 @@ class Tiers:
             return cost_step(step, replace(how, costs="roofline", target=device))
 
         with (
+            mock.patch.object(costed, "profile_variants", with_measured_workspaces),
             mock.patch.object(_fit, "lower_tier_for", return_value=opened),
             mock.patch.object(planner, "cost_step", estimated),
             mock.patch.object(Ranks, "rates", return_value=RATES),
         ):
             yield
+
+
+def with_measured_workspaces(
+    traces: Iterable[TraceTables], target: DeviceDescription, store: CostStore, *, costs: str, **more: Any
+) -> list[Cost]:
+    """Return estimated times with the workspaces that convolutions take here, which no rate tells."""
+    traces = list(traces)
+    found = profile_variants(traces, target, store, costs=costs, **more)
+    if not any("convolution" in call.target for trace in traces for call in trace.calls):
+        return found
+    here = replace(target, fingerprint=device_of("cpu").fingerprint())
+    taken = {c.signature: c for c in profile_variants(traces, here, store, costs="measured", **more)}
+    return [replace(c, workspace_bytes=taken[c.signature].workspace_bytes) for c in found]
 
 
 def all_at_once(
