@@ -111,12 +111,14 @@ class Union:
         numbers: the number of each node in it by its name.
         values: the number of each value in it by its name.
         naming: names the nodes of ways.
+        samples: a way that has each node, and the node there.
     """
 
     graph: StepGraph
     numbers: Mapping[NodeKey, int]
     values: Mapping[ValueKey, int]
     naming: Naming
+    samples: Sequence[tuple[NamedWay, ComputeNode]]
 
     def numbers_of(self, named: NamedWay) -> list[int]:
         """Return for each node of a way or mixture its number here; −1 for one that is not known."""
@@ -134,7 +136,8 @@ class Union:
         order = found.order()
         if order is None:
             return None
-        return Union(found.graph(order), {key: n for n, key in enumerate(order)}, found.values, found.naming)
+        numbers = {key: n for n, key in enumerate(order)}
+        return Union(found.graph(order), numbers, found.values, found.naming, [found.sample(key) for key in order])
 
 
 class _Joining:
@@ -244,8 +247,12 @@ class _Joining:
                     heapq.heappush(ready, (place[other], rank[other], other))
         return found if len(found) == len(self._nodes) else None
 
+    def sample(self, key: NodeKey) -> tuple[NamedWay, ComputeNode]:
+        """Return the first way that has a node, and the node there."""
+        return self._versions[key][0]
+
     def _calls_of(self, key: NodeKey) -> Iterator[CallKey]:
-        way, node = self._versions[key][0]
+        way, node = self.sample(key)
         return (way.way.names.call[c] for c in node.calls)
 
     def graph(self, order: Sequence[NodeKey]) -> StepGraph:
