@@ -90,11 +90,11 @@ def test_of_mixtures() -> None:
     units = units_of(variants[0].trace)
     freezable = Freezable(tuple(units), len(units) // 3)
     plans: list[tuple[Way, Solved]] = []
-    for way in [*variants, *mixtures_of(variants, 2)]:
+    for way in [*variants, *mixtures_of(variants, 1)]:
         own = [o for o in options if o.block_hash in {b.block_hash for b in way.blocks}]
         prepared = Prepared(way.trace, list(way.nodes), list(way.blocks), own)
         plans += [(way, plan) for plan in plans_of(prepared, way, freezable)]
-    for budget in sorted({most_bytes(p) for _, p in plans})[::8]:
+    for budget in sorted({most_bytes(p) for _, p in plans})[::12]:
         fitting = [(w, p) for w, p in plans if most_bytes(p) <= budget]
         guide, best = min(fitting, key=lambda pair: pair[1].summary.step_time_s)
         found = bounded(best, guide, variants, freezable, budget).summary

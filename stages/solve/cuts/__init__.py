@@ -2,6 +2,7 @@
 
 - `way`: what is known of one way to compute the step: its best bound, and schedules that fit.
 - `found`: a schedule that was found, and the referee's verdict on it.
+- `naming`: finds what ways to compute the step share.
 - `union`: joins ways to one graph, of which every mixture is a schedule.
 - `charges`: what of the gradient's error the nodes of lossy ways cost.
 - `mixed_way`: what is known of all mixtures together.

@@ -19,7 +19,8 @@ from stowage.stages.ir.freezable import Freezable
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.units import ALWAYS, joined
-from stowage.stages.solve.cuts.union import NamedWay, Union
+from stowage.stages.solve.cuts.naming import NamedWay
+from stowage.stages.solve.cuts.union import Union
 
 
 @dataclass(frozen=True)

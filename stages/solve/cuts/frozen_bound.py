@@ -28,7 +28,8 @@ from stowage.stages.ir.units import ALWAYS, joined
 from stowage.stages.ir.variant import PLAIN, VariantName
 from stowage.stages.rewrite import Way
 from stowage.stages.solve.cuts.certain_guards import CertainGuards
-from stowage.stages.solve.cuts.union import NamedWay, Union, least_s
+from stowage.stages.solve.cuts.naming import NamedWay
+from stowage.stages.solve.cuts.union import Union, least_s
 from stowage.stages.solve.summary import PROVEN, Solved
 from stowage.stages.solver.outcome import SolverSettings
 

@@ -13,8 +13,9 @@ from stowage.stages.rewrite import Way, exchangeable, is_exact
 from stowage.stages.solve.cuts.charges import charges_of
 from stowage.stages.solve.cuts.found import Schedule
 from stowage.stages.solve.cuts.mixed_way import MixedWay
+from stowage.stages.solve.cuts.naming import NamedWay
 from stowage.stages.solve.cuts.race import improve_all
-from stowage.stages.solve.cuts.union import NamedWay, Union
+from stowage.stages.solve.cuts.union import Union
 from stowage.stages.solve.cuts.way import CutWay
 from stowage.stages.solve.program.of_trace import program_of
 from stowage.stages.solve.request import PlanRequest
