@@ -6,22 +6,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from stowage.stages.freezing.units import units_of
 from stowage.stages.ir.errors import Infeasible, ParameterError
 from stowage.stages.ir.freezable import Freezable
-from stowage.stages.ir.trace import TraceTables
-from stowage.stages.ir.units import Unit
 from stowage.stages.rewrite import Way
 from stowage.stages.solve import PlanRequest, Solved, Variant, solve_plan
 from stowage.stages.solve.cuts.frozen_bound import frozen_bound
 from stowage.stages.solve.frozen import freezing_plan, most_bytes
-from tests.matrix import examples
 from tests.solve.cuts.test_mixtures_are_bounded import mixtures_of, variants_for
-from tests.solve.prepared import Prepared, prepare_trace, prepared_zoo
-from tests.solve.synthetic_steps import training_steps
+from tests.solve.prepared import Prepared, prepared_zoo
 
 SAME = 1 + 1e-9
 
@@ -66,22 +60,6 @@ def test_of_models(name: str, share: float) -> None:
         assert found.bound_s * SAME >= min(p.summary.lower_bound_s for p in plans), "every operation once at least"
         said += found.bound_kind == "cuts under masks"
     assert said, "no cut says more than every operation once at any budget"
-
-
-@settings(max_examples=examples(20), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(training_steps(max_layers=5), st.data())
-def test_of_random_steps(trace: TraceTables, data: st.DataObject) -> None:
-    """Any graph, one unit for each parameter, and any number of them that train."""
-    units = [Unit(name, (name,)) for name in dict.fromkeys(g.parameter for g in trace.gradients)]
-    freezable = Freezable(tuple(units), data.draw(st.integers(0, len(units))))
-    prepared = prepare_trace(trace)
-    way = Variant("plain", prepared.trace, prepared.nodes, prepared.blocks)
-    plans = list(plans_of(prepared, way, freezable))
-    budget = data.draw(st.sampled_from(sorted({most_bytes(p) for p in plans})))
-    fitting = [p for p in plans if most_bytes(p) <= budget]
-    best = min(fitting, key=lambda p: p.summary.step_time_s)
-    found = bounded(best, way, [way], freezable, budget).summary
-    assert all(p.summary.step_time_s * SAME >= found.bound_s for p in fitting)
 
 
 def test_of_mixtures() -> None:
