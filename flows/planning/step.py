@@ -15,6 +15,8 @@ from stowage.stages.ir.plan import Option
 from stowage.stages.rewrite import needed_variant
 from stowage.stages.settings.sizes import resolve_budget
 from stowage.stages.solve import Known, Reserve, Solved, check_method, solve_variants
+from stowage.stages.solve.cuts.frozen_bound import frozen_bound
+from stowage.stages.solve.cuts.proven import seconds_for_cuts
 from stowage.stages.solve.frozen import solve_freezing
 
 __all__ = [
@@ -79,9 +81,8 @@ def plan_costed(
     """
     since_s = time.monotonic() if since_s is None else since_s
     budget_bytes = resolve_budget(device_budget, costed.eager_peak_bytes, "device_budget")
-    cut_seconds = how.effort.cut_seconds if how.freeze is None else 0.0
     solved, options = solve_costed(
-        costed, budget_bytes, how, said=said, known=known, cut_seconds=cut_seconds, since_s=since_s
+        costed, budget_bytes, how, said=said, known=known, cut_seconds=how.effort.cut_seconds, since_s=since_s
     )
     how.progress("codegen")
     chosen = needed_variant(costed.variants_for(how.method), solved.summary.variant)
@@ -142,7 +143,7 @@ def solve_costed(
             how.request(nbytes, target),
             errors=costed.errors,
             max_gradient_error=costed.max_gradient_error,
-            cut_seconds=cut_seconds,
+            cut_seconds=cut_seconds if freezable is None else 0.0,
             planning_since_s=since_s,
         )
         return solve_variants(variants, options, request, known)
@@ -152,6 +153,9 @@ def solve_costed(
             solved = reserve.stated(solve(budget))
         else:
             way = partial(needed_variant, variants)
-            solved = reserve.stated(solve_freezing(solve, way, freezable, budget, lower_tier))
+            solved = solve_freezing(solve, way, freezable, budget, lower_tier)
+            seconds = seconds_for_cuts(cut_seconds, since_s, time.monotonic()) if lower_tier is None else 0.0
+            solved = frozen_bound(solved, way(solved.summary.variant), variants, freezable, seconds)
+            solved = reserve.stated(solved)
     store.add(key, solved)
     return solved, options

@@ -149,13 +149,17 @@ def overhead(summary: PlanSummary) -> float | None:
 
 def bound_words(summary: PlanSummary) -> str:
     """Say what is proven: that no schedule takes less, or only that no operation can be left out."""
-    if summary.bound_kind not in ("cuts", "mixed cuts"):
+    if summary.bound_kind not in ("cuts", "mixed cuts", "cuts under masks"):
         return "every operation once"
     cuts = len(summary.bound_cuts)
     places = "one place" if cuts == 1 else f"{cuts} places"
     ways = f"the {summary.bound_variant} step"
-    if summary.bound_kind == "mixed cuts":
+    if "," in summary.bound_variant:
         ways = f"all mixtures of {summary.bound_variant}"
+    if summary.bound_kind == "cuts under masks":
+        return (
+            f"no plan within the budget under every mask has a lower mean time (proven by cutting {ways} at {places})"
+        )
     return f"no schedule within the budget takes less (proven by cutting {ways} at {places})"
 
 

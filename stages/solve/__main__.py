@@ -40,6 +40,7 @@ from stowage.stages.solve import (
     sought_budget,
 )
 from stowage.stages.solve.curve import point_of, spread_points
+from stowage.stages.solve.cuts.frozen_bound import frozen_bound
 from stowage.stages.solve.frozen import solve_freezing
 from stowage.stages.solve.goals import Solve, kept_of, least
 from stowage.stages.solve.parameters import configured_lower_tier, o_ilp_limits
@@ -135,21 +136,24 @@ def main() -> None:
         reserve = Reserve(target, budget_bytes, trace, said)
 
         def whole(nbytes: int) -> Solved:
-            asked = replace(request, device_budget_bytes=nbytes, o_ilp_searches=searches, cut_seconds=cut_seconds)
+            seconds = cut_seconds if freezable is None else 0.0
+            asked = replace(request, device_budget_bytes=nbytes, o_ilp_searches=searches, cut_seconds=seconds)
             return solve_variants(variants, options, asked, known)
 
         with reserve.counted():
             if freezable is None:
                 return reserve.stated(whole(reserve.usable_bytes))
             way = partial(needed_variant, variants)
-            return reserve.stated(solve_freezing(whole, way, freezable, reserve.usable_bytes, lower_tier))
+            found = solve_freezing(whole, way, freezable, reserve.usable_bytes, lower_tier)
+            seconds = cut_seconds if lower_tier is None else 0.0
+            return reserve.stated(frozen_bound(found, way(found.summary.variant), variants, freezable, seconds))
 
     def quick(budget_bytes: int) -> Solved:
         return solve(budget_bytes, searches=0)
 
     by_rules = quick if lower_tier is not None else None
     budget = budget_of(wanted.device_budget, target, eager, solve, variants[0], by_rules, freezable)
-    solved = solve(budget.nbytes, budget.said, cut_seconds=CUT_SECONDS if freezable is None else 0.0)
+    solved = solve(budget.nbytes, budget.said, cut_seconds=CUT_SECONDS)
     write_rows(ARTIFACTS / "solve" / "plan.parquet", PlanRow, solved.rows)
     write_rows(ARTIFACTS / "solve" / "slots.parquet", Slot, solved.slots)
     write_rows(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from stowage.stages.formulations.cuts.step_graph import both_lanes_s
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.plan import PlanRow, PlanSummary, Slot, plan_hash
 from stowage.stages.ir.trace import TraceTables
@@ -130,9 +131,10 @@ def proven(outcome: Outcome, status: str, gap: float | None, bound_s: float) -> 
 def lower_bound_s(nodes: Iterable[ComputeNode], lower_tier: LowerTier | None) -> float:
     """Return the time of every node once; updates only where the CPU cannot take them over.
 
-    Collectives run beside computing, so the longer of the two counts.
+    Collectives run beside computing, or in its order.
     """
     beside = lower_tier is not None and lower_tier.cpu_update_bytes_per_s > 0
     nodes = list(nodes)
     together_s = sum(n.time_s for n in nodes if n.collective)
-    return max(sum(n.time_s for n in nodes if not n.collective and not (beside and n.phase == "update")), together_s)
+    computing_s = sum(n.time_s for n in nodes if not n.collective and not (beside and n.phase == "update"))
+    return both_lanes_s(computing_s, together_s)

@@ -3,6 +3,7 @@
 - `step_graph`: the step as the formulation sees it.
 - `domain`: which variables follow from the graph, and which the solver has to find.
 - `beside`: what must be in memory while a node runs between two cuts.
+- `masked`: what counts where only a part of the step trains.
 - `equations`: the equations.
 - `model`: the program, with its symbols.
 - `solve`: the bound, and the answer that it belongs to.

@@ -94,13 +94,72 @@ def reads_since(m: CutModel) -> Constraints:
 def memory(m: CutModel) -> Constraints:
     """Keep within the budget at each cut: base + Σ_s bytes(s) kept[s, j] + workspace(g_j) − taken(g_j) ≤ budget.
 
-    taken(g_j) is the most that a sum may save by being written over a summand that dies there.
+    taken(g_j) is the most that a sum may save by being written over a summand that dies there. Where only a part of the
+    step trains, `memory_under_masks` counts instead.
     """
+    if m.masks is not None:
+        return
     for j, cut in enumerate(m.cuts, start=1):
         room = m.budget_bytes - m.step.base_bytes - m.step.nodes[cut].workspace_bytes + m.step.taken_bytes(cut)
         room -= sum(m.step.nbytes[s] for s, k in m.domain.sure_keeps if k == j)
         terms = [m.step.nbytes[s] / m.byte_unit * v for (s, k), v in m.kept.items() if k == j]
         yield f"{j}", pulp.lpSum(terms) <= room / m.byte_unit
+
+
+def holding(m: CutModel) -> Constraints:
+    """Say what is held under a mask: held[m, s, j] ≥ kept[s, j] − since[maker(s), j]."""
+    for number, held in enumerate(m.held):
+        for (value, cut), variable in held.items():
+            yield f"{number}_{value}_{cut}", variable >= m.keeps(value, cut) - m.made_since(value, cut)
+
+
+def late_runs(m: CutModel) -> Constraints:
+    """Say whose run under every mask is late: late[n, j] ≤ since[n, j] and ≤ Σ late[n', j] over what reads it then."""
+    for (node, cut), readers in m.masks.late.items() if m.masks is not None else ():
+        yield f"{node}_{cut}", m.late[node, cut] <= m.runs_since(node, cut)
+        if readers:
+            found = [m.late[n, cut] for n in sorted(readers) if (n, cut) in m.late]
+            yield f"{node}_{cut}_read", m.late[node, cut] <= pulp.lpSum(found)
+
+
+def more_for_masks(m: CutModel) -> Constraints:
+    """Count what runs again for what reads a value: more[n] ≥ share (kept[s, j] − held[m, s, j] − late[n, j]).
+
+    What is kept and not held under the mask is made again for all that reads it under the mask.
+    """
+    for number, (mask, held) in enumerate(zip(m.masks.masks if m.masks is not None else (), m.held)):
+        for (value, cut), share in mask.counted.items():
+            if share:
+                node = m.step.maker[value]
+                rest = m.keeps(value, cut) - held[value, cut] - m.late.get((node, cut), 0)
+                yield f"{number}_{value}_{cut}", m.more[node] >= share * rest
+
+
+def more_for_all(m: CutModel) -> Constraints:
+    """Count the same for what is not kept at all: more[n] ≥ share (1 − kept[s, j] − late[n, j])."""
+    for (value, cut), share in m.masks.missed.items() if m.masks is not None else ():
+        node = m.step.maker[value]
+        yield f"{value}_{cut}", m.more[node] >= share * (1 - m.keeps(value, cut) - m.late.get((node, cut), 0))
+
+
+def more_runs(m: CutModel) -> Constraints:
+    """Count every run beside the first with its least share: more[n] ≥ share(n) (Σ_i run[n, i] − 1)."""
+    for node, more in m.more.items():
+        runs = sum(m.runs(node, i) for i in m.intervals)
+        share = m.step.nodes[node].time_s / m.rerun_s(node) if m.rerun_s(node) else 0.0
+        yield f"{node}", more >= share * (runs - 1)
+
+
+def memory_under_masks(m: CutModel) -> Constraints:
+    """Keep within the budget at each cut under each mask: base(m) + Σ_s bytes(s) held[m, s, j] + beside ≤ budget.
+
+    Beside what is held there is what g_j reads and its workspace, if g_j has one run: (1 − since[g_j, j]) of it.
+    """
+    for number, (mask, held) in enumerate(zip(m.masks.masks if m.masks is not None else (), m.held)):
+        for cut in range(1, len(m.cuts) + 1):
+            terms = [m.step.nbytes[s] / m.byte_unit * variable for (s, j), variable in held.items() if j == cut]
+            own = mask.beside.get(cut, 0) / m.byte_unit * (1 - m.runs_since(m.cuts[cut - 1], cut))
+            yield f"{number}_{cut}", pulp.lpSum(terms) + own <= (m.budget_bytes - mask.base_bytes) / m.byte_unit
 
 
 def lasting(m: CutModel) -> Constraints:
@@ -172,6 +231,12 @@ EQUATIONS: dict[str, Callable[[CutModel], Constraints]] = {
     "since": since,
     "reads_since": reads_since,
     "memory": memory,
+    "holding": holding,
+    "late_runs": late_runs,
+    "more_for_masks": more_for_masks,
+    "more_for_all": more_for_all,
+    "more_runs": more_runs,
+    "memory_under_masks": memory_under_masks,
     "lasting": lasting,
     "memory_beside": memory_beside,
     "charges": charges,

@@ -22,6 +22,9 @@ holds for every schedule of the step; what it finds is a schedule only where the
 | bytes(s) | `nbytes` | of s | byte |
 | used[c] | `used` | a node of charge c runs: codes of a class of tensors that cost a part of the allowed error | 0/1 |
 | share(c) | `share` | the part of it | – |
+| held[m, s, j] | `held` | where only a part trains: s is kept at T_j for what reads it later under mask m | 0/1 |
+| more[n] | `more` | runs of n beside one that is made under every mask, as a share of all masks | – |
+| late[n, j] | `late` | the run of n that is made under every mask is one after T_j | 0/1 |
 | base | `base_bytes` | in memory throughout the step | byte |
 | workspace(n) | `workspace_bytes` | in memory only while n runs | byte |
 | budget | `budget_bytes` | of the device | byte |
@@ -40,6 +43,7 @@ from typing import Any
 from stowage.stages.formulations.cuts.beside import Beside, besides
 from stowage.stages.formulations.cuts.domain import Domain
 from stowage.stages.formulations.cuts.equations import EQUATIONS
+from stowage.stages.formulations.cuts.masked import Masks
 from stowage.stages.formulations.cuts.step_graph import StepGraph
 from stowage.stages.solver.equations import add_equations
 from stowage.stages.solver.milp import pulp
@@ -63,6 +67,7 @@ class CutModel:
         budget_bytes: the device's budget.
         domain: which variables there are.
         beside: for each node h, what must be in memory while it runs.
+        masks: what of memory counts under some choices of what trains; None where everything does.
         integral: whether variables are integers; else this is the linear relaxation.
         total: the step's time as a variable, where collectives run beside computing; None where the objective is a sum.
         used: a variable for each charge.
@@ -78,11 +83,15 @@ class CutModel:
     domain: Domain
     beside: Mapping[int, Sequence[Beside]]
     integral: bool = True
+    masks: Masks | None = None
     run: Mapping[Key, Any] = field(init=False)
     kept: Mapping[Key, Any] = field(init=False)
     since: Mapping[Key, Any] = field(init=False)
     again: Mapping[Key, Any] = field(init=False)
     lasts: Mapping[Key, Any] = field(init=False)
+    held: Sequence[Mapping[Key, Any]] = field(init=False)
+    more: Mapping[int, Any] = field(init=False)
+    late: Mapping[Key, Any] = field(init=False)
     used: Sequence[Any] = field(init=False)
     sure: Any = field(init=False)
     total: Any = field(init=False)
@@ -96,6 +105,10 @@ class CutModel:
         self.since = self._variables("since", several)
         self.again = self._variables("again", {b.remade for b in found if b.remade is not None and b.twice})
         self.lasts = self._variables("lasts", {(b.value, b.until[1] - 1) for b in found if b.until is not None})
+        masks = self.masks if self.masks is not None else Masks()
+        self.held = [self._variables(f"held_{m}", set(mask.counted)) for m, mask in enumerate(masks.masks)]
+        self.more = {n: pulp.LpVariable(f"more_{n}", 0) for n in sorted(masks.rerun_s)}
+        self.late = self._variables("late", set(masks.late))
         self.used = [pulp.LpVariable(f"used_{c}", 0, 1, self._kind) for c in range(len(self.step.charges))]
         self.sure = pulp.LpVariable("sure", 1, 1)
         self.total = pulp.LpVariable("total", 0) if any(n.collective for n in self.step.nodes) else None
@@ -164,15 +177,46 @@ class CutModel:
         """Return the time of all runs of some nodes, in units of `time_unit_s`."""
         wanted = set(nodes)
         times = [n.time_s / self.time_unit_s for n in self.step.nodes]
+        more = {n: variable for n, variable in self.more.items() if n in wanted}
         free = [*self.run.items(), *self.again.items()]
-        sure = sum(times[n] for n, _ in self.domain.sure_runs if n in wanted)
-        return sure * self.sure + pulp.lpSum(times[n] * variable for (n, _), variable in free if n in wanted)
+        sure = sum(times[n] for n, _ in self.domain.sure_runs if n in wanted and n not in more)
+        sure += sum(times[n] for n in more)  # its first run
+        total = pulp.lpSum(times[n] * variable for (n, _), variable in free if n in wanted and n not in more)
+        for node, variable in more.items():
+            total += self.rerun_s(node) / self.time_unit_s * variable
+        return sure * self.sure + total
+
+    def rerun_s(self, node: int) -> float:
+        """Return the time of a run of a node that has `more`; that of the node is the part that counts at least."""
+        assert self.masks is not None
+        return self.masks.rerun_s[node]
+
+    def made_since(self, value: int, cut: int) -> Any:
+        """Return whether a value is made after a cut: since[maker(s), j], of all makers."""
+        return sum(self.runs_since(maker, cut) for maker in self.step.makers.get(value, ()))
+
+    def held_parts(self) -> dict[Key, float]:
+        """Return in the program's answer how much of each value is kept at each cut and not made again later."""
+        found = {}
+        for key in (*self.domain.sure_keeps, *self.kept):
+            kept = _number(self.keeps(*key))
+            part = kept - _number(self.made_since(*key))
+            share = self.masks.missed.get(key, 0.0) if self.masks is not None else 0.0
+            if share:
+                part = max(part, kept - _number(self.more[self.step.maker[key[0]]]) / share)
+            if part > 0:
+                found[key] = part
+        return found
 
     def remade(self, beside: Beside) -> Any:
         """Return the variable of the run that makes a value again before it is needed; 0 where nothing does."""
         if beside.remade is None:
             return 0
         return self.again[beside.remade] if beside.twice else self.runs(*beside.remade)
+
+
+def _number(term: Any) -> float:
+    return float(term if isinstance(term, (int, float)) else term.value() or 0.0)  # one that no row has is None
 
 
 def build(
@@ -182,6 +226,7 @@ def build(
     *,
     heavy: Collection[int] = (),
     integral: bool = True,
+    masks: Masks | None = None,
 ) -> CutModel:
     """Build the whole model; its objective is the time of a schedule in units of `time_unit_s`.
 
@@ -191,12 +236,13 @@ def build(
         budget_bytes: the device's budget.
         heavy: nodes h between the cuts, each with its first run in one interval for certain.
         integral: make an integer program, not its linear relaxation.
+        masks: see `CutModel`.
     """
     if heavy and step.optional:
         raise ValueError("what is in memory beside a node is known only of a step that is computed in one way")
     domain = Domain.of(step, cuts)
     beside = {h: list(besides(step, domain, cuts, h)) for h in sorted(heavy)}
-    model = CutModel(step, cuts, budget_bytes, domain, beside, integral)
+    model = CutModel(step, cuts, budget_bytes, domain, beside, integral, masks)
     model.problem += model.total if model.total is not None else model.time_of(range(len(step.nodes))), "time"
     add_equations(model.problem, EQUATIONS, model)
     return model

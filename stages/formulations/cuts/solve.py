@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from stowage.stages.formulations.cuts.masked import Masks
 from stowage.stages.formulations.cuts.model import build
 from stowage.stages.formulations.cuts.start import Live, start_from
 from stowage.stages.formulations.cuts.step_graph import StepGraph
@@ -28,6 +29,7 @@ class CutAnswer:
         wall_s: seconds taken.
         runs: (node, interval) that run, in what was found.
         keeps: (value, cut) that are kept, in what was found.
+        held: what counts under masks, by (value, cut), in what was found: of a relaxation a part of it.
     """
 
     cuts: tuple[int, ...]
@@ -37,6 +39,7 @@ class CutAnswer:
     wall_s: float
     runs: frozenset[tuple[int, int]] = frozenset()
     keeps: frozenset[tuple[int, int]] = frozenset()
+    held: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
 
 def solve_cuts(
@@ -49,6 +52,7 @@ def solve_cuts(
     integral: bool = True,
     known: Sequence[int] = (),
     live: Live | None = None,
+    masks: Masks | None = None,
 ) -> CutAnswer:
     """Bound the time of every schedule of a step within a budget.
 
@@ -61,8 +65,9 @@ def solve_cuts(
         integral: solve the integer program; else its linear relaxation, which bounds less and takes less time.
         known: the nodes of a schedule that fits, in order: the solver's first answer.
         live: what is in memory in it, see `start_from`.
+        masks: what of memory counts under some choices of what trains; None where everything does.
     """
-    model = build(step, cuts, budget_bytes, heavy=heavy, integral=integral)
+    model = build(step, cuts, budget_bytes, heavy=heavy, integral=integral, masks=masks)
     if known:
         start_from(model, known, live)
     outcome = solve_milp(model.problem, settings, warm_start=bool(known))
@@ -80,6 +85,7 @@ def solve_cuts(
         bound_s,
         outcome.objective * unit_s,
         outcome.wall_s,
-        frozenset(model.domain.sure_runs | {key for key, v in model.run.items() if v.varValue > 0.5}),
-        frozenset(model.domain.sure_keeps | {key for key, v in model.kept.items() if v.varValue > 0.5}),
+        frozenset(model.domain.sure_runs | {key for key, v in model.run.items() if (v.varValue or 0.0) > 0.5}),
+        frozenset(model.domain.sure_keeps | {key for key, v in model.kept.items() if (v.varValue or 0.0) > 0.5}),
+        model.held_parts() if masks is not None else {},
     )

@@ -18,7 +18,7 @@ Charges = Mapping[frozenset[CallKey], float]
 def charges_of(recorded: Way, ways: Sequence[Way], request: PlanRequest) -> Charges:
     """Return what the classes of tensors cost that some way keeps in fewer bits; nothing where there is no limit.
 
-    Squares of errors add up, so a share is that of the squared limit. A class of which one layer is packed counts whole.
+    Squares of errors add up, so a share is that of the squared limit. A class counts whole if one layer is packed.
 
     Args:
         recorded: the step as it was recorded.

@@ -12,7 +12,8 @@ from stowage.stages.formulations.cuts.start import live_at
 from stowage.stages.ir.plan import PlanRow
 from stowage.stages.ir.variant import PLAIN, VariantName
 from stowage.stages.rewrite import Way, exchangeable, mixed
-from stowage.stages.solve.cuts.union import NamedWay, Union
+from stowage.stages.solve.cuts.naming import NamedWay
+from stowage.stages.solve.cuts.union import Union
 from stowage.stages.solve.cuts.way import CutWay
 from stowage.stages.solve.program.of_trace import program_of
 from stowage.stages.solve.program.program import StepProgram

@@ -13,8 +13,9 @@ from stowage.stages.rewrite import Way, exchangeable, is_exact
 from stowage.stages.solve.cuts.charges import charges_of
 from stowage.stages.solve.cuts.found import Schedule
 from stowage.stages.solve.cuts.mixed_way import MixedWay
+from stowage.stages.solve.cuts.naming import NamedWay
 from stowage.stages.solve.cuts.race import improve_all
-from stowage.stages.solve.cuts.union import NamedWay, Union
+from stowage.stages.solve.cuts.union import Union
 from stowage.stages.solve.cuts.way import CutWay
 from stowage.stages.solve.program.of_trace import program_of
 from stowage.stages.solve.request import PlanRequest
@@ -59,10 +60,11 @@ def proven(
     known = [p.plan for p in plans if p.plan is not None]
     if not request.cut_seconds or request.lower_tier is not None or not known:
         return known
+    until_s = time.monotonic() + seconds_of(request, time.monotonic())
     plans = [*plans, *(Planned(way, None) for way in others)]
     ways = _ways([p for p in plans if p.plan is not None or allowed(p.way)], request.device_budget_bytes)
     mixed_way = _mixed(plans, request, allowed)
-    improve_all([*([mixed_way] if mixed_way is not None else []), *ways], seconds_of(request, time.monotonic()))
+    improve_all(mixed_way, ways, until_s)
     least = mixed_way if mixed_way is not None else min(ways, key=lambda w: w.bound_s)
     found = [_faster(p.way, p.plan, ways, request) for p in plans if p.plan is not None]
     if mixed_way is not None and mixed_way.found is not None and request.method == "auto":
@@ -77,9 +79,14 @@ def seconds_of(request: PlanRequest, now_s: float) -> float:
         request: what was asked for.
         now_s: the clock of `time.monotonic`.
     """
-    if request.planning_since_s is None:
-        return request.cut_seconds
-    return min(request.cut_seconds, max(LEAST_SECONDS, SHARE * (now_s - request.planning_since_s)))
+    return seconds_for_cuts(request.cut_seconds, request.planning_since_s, now_s)
+
+
+def seconds_for_cuts(cut_seconds: float, planning_since_s: float | None, now_s: float) -> float:
+    """Return the time that cuts may take; the arguments are those of `PlanRequest`, and the clock's."""
+    if planning_since_s is None:
+        return cut_seconds
+    return min(cut_seconds, max(LEAST_SECONDS, SHARE * (now_s - planning_since_s)))
 
 
 def _ways(plans: Sequence[Planned], budget_bytes: int) -> list[CutWay]:

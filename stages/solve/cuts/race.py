@@ -8,24 +8,27 @@ from collections.abc import Sequence
 from stowage.stages.solve.cuts.way import CLOSE, CutWay
 
 
-def improve_all(ways: Sequence[CutWay], seconds: float) -> None:
+def improve_all(mixed: CutWay | None, ways: Sequence[CutWay], deadline_s: float) -> None:
     """Improve the bounds of all ways, and find schedules.
 
-    The way with the least bound is always the next, until the fastest schedule that is known is about as fast as that
-    bound, or nothing is left to try.
+    The program of all mixtures, if there is one, bounds every way, and is improved first. Otherwise the way with the
+    least bound is always the next, until the fastest schedule that is known is about as fast as that bound, or nothing
+    is left to try.
 
     Args:
+        mixed: the program of all mixtures; None where nothing can be mixed.
         ways: the ways.
-        seconds: for all of them together; what has been proven by then counts.
+        deadline_s: what has been proven by then counts, on the clock of `time.monotonic`.
     """
-    deadline_s = time.monotonic() + seconds
-    going = {k: way.improve(deadline_s) for k, way in enumerate(ways)}
+    everything = [*([mixed] if mixed is not None else []), *ways]
+    going = {k: way.improve(deadline_s) for k, way in enumerate(everything)}
     while going and time.monotonic() < deadline_s:
-        fastest_s = min(way.fastest_s for way in ways)
-        if fastest_s <= min(way.bound_s for way in ways) * (1 + CLOSE):
+        fastest_s = min(way.fastest_s for way in everything)
+        least_s = mixed.bound_s if mixed is not None else min(way.bound_s for way in ways)
+        if fastest_s <= least_s * (1 + CLOSE):
             return
-        k = min(going, key=lambda k: (ways[k].bound_s, k))
-        if ways[k].bound_s > fastest_s:
+        k = min(going, key=lambda k: (everything[k] is not mixed, everything[k].bound_s, k))
+        if everything[k].bound_s > fastest_s:
             del going[k]  # no schedule of it can win
             continue
         try:

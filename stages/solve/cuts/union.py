@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stowage.stages.formulations.cuts.step_graph import Charge, StepGraph
@@ -13,90 +13,7 @@ from stowage.stages.ir.variant import VariantName
 from stowage.stages.rewrite import Way, exchangeable
 from stowage.stages.rewrite.identity import CallKey
 from stowage.stages.solve.cuts.charges import Charges
-
-ValueKey = tuple[str, str]
-NodeKey = tuple[object, ...]
-Place = tuple[CallKey, int]
-"""An argument of a call."""
-
-
-class NamedWay:
-    """Names the values of a way so that ways can be compared.
-
-    Attributes:
-        way: the way.
-        graph: its graph.
-        values: the name of each storage.
-    """
-
-    def __init__(self, way: Way) -> None:
-        self.way = way
-        self.graph = StepGraph.of(way.trace, way.nodes)
-        self.values = _values(way)
-        self._storage_of = [v.storage for v in way.trace.values]
-
-    def places(self, call: int) -> Iterator[tuple[Place, int]]:
-        """Yield each argument of a call with its storage."""
-        name = self.way.names.call[call]
-        for position, value in enumerate(self.way.trace.calls[call].reads):
-            yield (name, position), self._storage_of[value]
-
-
-def _values(way: Way) -> list[ValueKey]:
-    """Name each storage by what the node that makes it leaves in it: a way may put something else there before."""
-    found: list[ValueKey] = [(s.role, s.name) for s in way.trace.storages]
-    storage_of = [v.storage for v in way.trace.values]
-    for node in way.nodes:
-        made = set(node.creates)
-        for call in (way.trace.calls[c] for c in node.calls):
-            for value in call.returns:
-                if value >= 0 and storage_of[value] in made:
-                    found[storage_of[value]] = ("made", way.trace.values[value].name)
-    return found
-
-
-@dataclass(frozen=True)
-class Naming:
-    """Names the nodes of ways so that ways can be compared.
-
-    Attributes:
-        read: what the first way that has a call reads at each of its places.
-    """
-
-    read: Mapping[Place, ValueKey]
-
-    @staticmethod
-    def of(ways: Iterable[NamedWay]) -> Naming:
-        """Take the ways, the most usual first."""
-        read: dict[Place, ValueKey] = {}
-        for way in ways:
-            for call in range(len(way.way.trace.calls)):
-                for place, storage in way.places(call):
-                    read.setdefault(place, way.values[storage])
-        return Naming(read)
-
-    def roots(self, way: NamedWay, node: ComputeNode) -> dict[int, ValueKey]:
-        """Return for what a node reads the name of what is read in its place in the first way that has the call."""
-        found: dict[int, ValueKey] = {}
-        for call in node.calls:
-            for place, storage in way.places(call):
-                if storage not in node.creates:
-                    found.setdefault(storage, self.read.get(place, way.values[storage]))
-        return found
-
-    def keys(self, way: NamedWay) -> list[NodeKey]:
-        """Return the name of each node of a way: its calls, and what it makes, and reads in the first way."""
-        return [self._key(way, n) for n in way.way.nodes]
-
-    def _key(self, way: NamedWay, node: ComputeNode) -> NodeKey:
-        roots = self.roots(way, node)
-
-        def named(storages: Sequence[int]) -> tuple[ValueKey, ...]:
-            return tuple(sorted(roots.get(s, way.values[s]) for s in storages))
-
-        calls = tuple(way.way.names.call[c] for c in node.calls)
-        parts = (node.reads, node.creates, node.mutates, node.takes)
-        return (node.phase, node.collective, node.random, calls, *map(named, parts))
+from stowage.stages.solve.cuts.naming import NamedWay, Naming, NodeKey, ValueKey
 
 
 @dataclass(frozen=True)
@@ -111,12 +28,14 @@ class Union:
         numbers: the number of each node in it by its name.
         values: the number of each value in it by its name.
         naming: names the nodes of ways.
+        samples: a way that has each node, and the node there.
     """
 
     graph: StepGraph
     numbers: Mapping[NodeKey, int]
     values: Mapping[ValueKey, int]
     naming: Naming
+    samples: Sequence[tuple[NamedWay, ComputeNode]]
 
     def numbers_of(self, named: NamedWay) -> list[int]:
         """Return for each node of a way or mixture its number here; −1 for one that is not known."""
@@ -134,7 +53,8 @@ class Union:
         order = found.order()
         if order is None:
             return None
-        return Union(found.graph(order), {key: n for n, key in enumerate(order)}, found.values, found.naming)
+        numbers = {key: n for n, key in enumerate(order)}
+        return Union(found.graph(order), numbers, found.values, found.naming, [found.sample(key) for key in order])
 
 
 class _Joining:
@@ -244,8 +164,12 @@ class _Joining:
                     heapq.heappush(ready, (place[other], rank[other], other))
         return found if len(found) == len(self._nodes) else None
 
+    def sample(self, key: NodeKey) -> tuple[NamedWay, ComputeNode]:
+        """Return the first way that has a node, and the node there."""
+        return self._versions[key][0]
+
     def _calls_of(self, key: NodeKey) -> Iterator[CallKey]:
-        way, node = self._versions[key][0]
+        way, node = self.sample(key)
         return (way.way.names.call[c] for c in node.calls)
 
     def graph(self, order: Sequence[NodeKey]) -> StepGraph:

@@ -18,7 +18,8 @@ from stowage.stages.rewrite import Way, exchangeable, is_exact, mixed, rewritten
 from stowage.stages.rewrite.lossy import Classes, choices, described
 from stowage.stages.solve import PlanRequest, Variant, eager_peak_bytes, solve_variants
 from stowage.stages.solve.cuts.charges import charges_of
-from stowage.stages.solve.cuts.union import NamedWay, Union
+from stowage.stages.solve.cuts.naming import NamedWay
+from stowage.stages.solve.cuts.union import Union
 from tests.solve.cuts.test_mixtures_are_bounded import SAME, gpt2, plans_of
 from tests.solve.prepared import light_options
 from tests.solve.synthetic_steps import costs_for

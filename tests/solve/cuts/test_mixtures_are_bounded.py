@@ -22,7 +22,8 @@ from stowage.stages.partition import make_blocks
 from stowage.stages.rewrite import Way, exchangeable, mixed, variants_of
 from stowage.stages.solve import PlanRequest, Solved, Variant, eager_peak_bytes, solve_plan, solve_variants
 from stowage.stages.solve.cuts.mixed_way import MixedWay
-from stowage.stages.solve.cuts.union import NamedWay, Union
+from stowage.stages.solve.cuts.naming import NamedWay
+from stowage.stages.solve.cuts.union import Union
 from stowage.stages.trace import trace_step
 from tests.solve.prepared import light_options
 from tests.solve.synthetic_steps import costs_for
