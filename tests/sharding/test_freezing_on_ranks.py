@@ -100,6 +100,7 @@ def _everything(stores: Path, tiers: Tiers | None) -> tuple[Compared, Found | No
     with (
         patch.object(saved_module, "SMALLEST", 64),
         patch("stowage.flows.planning.step.solve_variants", first_lossy),
+        patch("stowage.stages.solve.frozen.HALVINGS", 1),  # a step of each micro-batch is planned, and of each budget
     ):
         if tiers is not None:
             found = _with_tiers("deep_llama_lora", "adamw", "45%", stores, tiers, more)
