@@ -76,7 +76,7 @@ def test_the_global_norm_is_of_the_gradients_that_are_there(fit_stores: Path) ->
 
 def _with_tiers(name: str, optimizer: str, budget: str, stores: Path, tiers: Tiers, more: dict[str, Any]) -> Found:
     found = Found(Compared([], []))
-    with tiers.used():
+    with tiers.used(), patch("stowage.stages.solve.frozen.HALVINGS", 1):  # each takes half a minute
         found.compared = frozen_beside_ddp(name, optimizer, budget, stores, see=lambda step: see(step, found), **more)
     return found
 
