@@ -35,7 +35,7 @@ def step_of(settings: Settings) -> StepToPlan:
     Raises:
         StowageError: the model, its loss or its optimizer cannot be made.
     """
-    trace, freeze = settings.trace, settings.solve.freeze
+    trace = settings.trace
     workload = configured_workload(trace, fake=trace.model.callable is None)
     make = configured_optimizer(trace)
     return StepToPlan(
@@ -43,5 +43,5 @@ def step_of(settings: Settings) -> StepToPlan:
         batch=workload.batch,
         loss=resolve(trace.loss, "trace.loss") if trace.loss else None,
         optimizer=make(list(workload.model.parameters())) if make else None,
-        micro_batch=MicroBatch(ranks=trace.ranks, units=freeze.units if freeze is not None else None),
+        micro_batch=MicroBatch(ranks=trace.ranks),
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from stowage.stages.ir.collectives import SCATTER, scattered
 from stowage.stages.ir.errors import PlanMismatchError
 from stowage.stages.ir.graph import ComputeNode
-from stowage.stages.ir.trace import TraceTables
+from stowage.stages.ir.trace import Call, TraceTables
 from stowage.stages.ir.units import ALWAYS, Unit, bits_of, joined
 from stowage.stages.ir.updates import CLIP, NORM, UPDATE, UPDATE_ALL, left_behind, updated_parameter
 
@@ -34,8 +34,9 @@ class Owners:
                 self._gradient[storage] = joined(self._gradient.get(storage, 0), self._unit(g.parameter))
         for call in trace.calls:
             if call.target == SCATTER:
-                own = self._together(list(scattered(call.arguments)))
-                self._gradient.update((storage_of[v], own) for v in call.returns)
+                self._require_together(call)
+                names = scattered(call.arguments)
+                self._gradient.update((storage_of[v], self._unit(n)) for n, v in zip(names, call.returns, strict=True))
         for value in trace.values:
             role, _, name = value.source.partition(":")
             if role == "gradient":
@@ -58,19 +59,21 @@ class Owners:
     def _unit(self, parameter: str) -> int:
         return self._of.get(parameter, ALWAYS)
 
-    def _together(self, parameters: Sequence[str]) -> int:
-        """Return the guard of parameters whose gradients ranks exchange together.
+    def _require_together(self, call: Call) -> None:
+        """Refuse an exchange of gradients that wait, of which some may not be there.
+
+        Gradients of one micro-batch are all computed where ranks exchange them together and one of them is needed.
 
         Raises:
             PlanMismatchError: they belong to several units.
         """
-        other = next((n for n in parameters if self._unit(n) != self._unit(parameters[0])), None)
-        if other is not None:
+        names = list(scattered(call.arguments))
+        other = next((n for n in names if self._unit(n) != self._unit(names[0])), None)
+        if other is not None and any(self._roles[self._trace.values[v].storage] == "gradient" for v in call.reads):
             raise PlanMismatchError(
-                f"The step exchanges the gradients of '{parameters[0]}' and '{other}' together, and they are frozen "
-                "apart: trace it again with what it freezes (`dvc repro`)."
+                f"The step exchanges the gradients of '{names[0]}' and '{other}' together, and they wait and are "
+                "frozen apart: trace it with the units that it freezes."
             )
-        return self._unit(parameters[0])
 
     def _taken(self, storage: int, nodes: Sequence[ComputeNode]) -> bool:
         """Return whether an update uses up a gradient that waits."""

@@ -85,6 +85,12 @@ class Replay:
         """What they create."""
         self.collected: Counter[int] = Counter()
         """How many of them read or create each storage."""
+        self.additions: dict[int, list[int]] = {}
+        """The nodes that run and change each gradient that waits, in their order."""
+        for n in nodes:
+            for storage in n.mutates if n.node not in skipped else ():
+                if storages[storage].role == "gradient":
+                    self.additions.setdefault(storage, []).append(n.node)
         self.updating = set(start.updating)
         self.in_use = Counter(s for parameter in start.updating for s in self.update_of[parameter].reads)
         self.ever_offloaded = set(start.offloaded | start.reloading | start.copied | start.offloading)
@@ -266,6 +272,8 @@ class Replay:
             self.seen[node.node] = current
         elif self.seen[node.node] != current:
             raise self.wrong(number, step, "runs again after something it reads was updated")
+        if first:
+            self._read_complete(number, step, node)
         if node.once and not first:
             raise self.wrong(number, step, "may run only once")
         if node.random and first:
@@ -303,6 +311,14 @@ class Replay:
         self.rows.append(
             Row(number, step.kind, node.node, -1, node.block, step.label, not first, self.used - taken_bytes, high)
         )
+
+    def _read_complete(self, number: int, step: Step, node: ComputeNode) -> None:
+        """Check that a node reads waiting gradients with what the nodes before it add to them."""
+        for storage in node.reads:
+            before = [n for n in self.additions.get(storage, ()) if n < node.node]
+            if len(before) > self.version.get(storage, 0) and storage not in node.mutates:
+                name = self.storages[storage].name
+                raise self.wrong(number, step, f"reads the gradient {name} before all is added to it")
 
     def _end(self) -> None:
         never = [n.name for n in self.nodes if not self.runs[n.node] and n.node not in self.skipped]

@@ -36,7 +36,7 @@ def main() -> None:
     known_outputs().learn(ReturnedStore(STORE / "costs").read(target.fingerprint))
     executed = ExecutedFiles()
     look_in_src(root)
-    source, freeze = settings.model, parameters.solve.freeze
+    source = settings.model
     lossy = parameters.lossy.leave
     workload = configured_workload(settings, fake=source.callable is None and lossy is None)
     batches = more_batches(settings, workload, parameters.lossy.batches) if lossy is not None else [workload.batch]
@@ -52,7 +52,7 @@ def main() -> None:
         recorded,
         workload.model,
         optimizer=optimizer,
-        micro_batch=MicroBatch(ranks=settings.ranks, units=freeze.units if freeze is not None else None),
+        micro_batch=MicroBatch(ranks=settings.ranks),
         label=source.architecture or source.directory or source.callable or "",
     )
     for notice in recorded.notices:

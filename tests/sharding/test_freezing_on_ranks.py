@@ -76,7 +76,7 @@ def test_the_global_norm_is_of_the_gradients_that_are_there(fit_stores: Path) ->
 
 def _with_tiers(name: str, optimizer: str, budget: str, stores: Path, tiers: Tiers, more: dict[str, Any]) -> Found:
     found = Found(Compared([], []))
-    with tiers.used():
+    with tiers.used(), patch("stowage.stages.solve.frozen.HALVINGS", 1):  # each takes half a minute
         found.compared = frozen_beside_ddp(name, optimizer, budget, stores, see=lambda step: see(step, found), **more)
     return found
 
@@ -100,6 +100,7 @@ def _everything(stores: Path, tiers: Tiers | None) -> tuple[Compared, Found | No
     with (
         patch.object(saved_module, "SMALLEST", 64),
         patch("stowage.flows.planning.step.solve_variants", first_lossy),
+        patch("stowage.stages.solve.frozen.HALVINGS", 1),  # a step of each micro-batch is planned, and of each budget
     ):
         if tiers is not None:
             found = _with_tiers("deep_llama_lora", "adamw", "45%", stores, tiers, more)

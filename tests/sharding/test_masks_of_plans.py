@@ -124,7 +124,16 @@ def test_ranks_have_the_units_of_one_process(name: str, kind: Any) -> None:
     assert any(call.target == GATHER for call in trace.calls)
 
 
-def test_a_trace_that_exchanges_units_together_is_refused() -> None:
-    trace = _traced("gpt2", 2, None)
-    with pytest.raises(PlanMismatchError, match="and they are frozen apart: trace it again"):
-        guarded_plan(trace, [], [], [], units_of(trace, "parameter"))
+def test_units_that_are_exchanged_together(tmp_path: Path) -> None:
+    """As in a pipeline, where nobody knows yet what is frozen: what one of them needs is computed for all."""
+    micro_batch = replace(MICRO_BATCHES["alone"], units=None)
+    plan = frozen(tmp_path, costed(tmp_path, micro_batch), "100%")
+    of = {parameter: unit.name for unit in plan.units for parameter in unit.parameters}
+    buckets = [scattered(call.arguments) for call in plan.trace.calls if call.target == SCATTER]
+    assert any(len({of[name] for name in bucket}) > 1 for bucket in buckets)
+    check_masks(guarded_plan(plan.trace, plan.nodes, plan.rows, plan.slots, plan.units))
+
+
+def test_gradients_of_units_that_wait_are_not_exchanged_together(tmp_path: Path) -> None:
+    with pytest.raises(PlanMismatchError, match="together, and they wait and are frozen apart"):
+        frozen(tmp_path, costed(tmp_path, replace(MICRO_BATCHES["last"], units=None)), "100%")

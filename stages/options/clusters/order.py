@@ -7,6 +7,8 @@ from itertools import pairwise
 
 import networkx as nx
 
+from stowage.stages.ir.block import BlockNode
+from stowage.stages.options.clusters.owners import ending
 from stowage.stages.options.clusters.regions import Region
 
 
@@ -28,7 +30,8 @@ def backward_order(region: Region) -> list[Behind]:
 
     The memory of a schedule depends on the order: in that of the block, a region without regions inside has exactly the
     schedules that the block's nodes have. Regions still follow each other in the opposite order of forward, and an
-    update comes after everything that might need the old value (see `owners`).
+    update comes after everything that might need the old value (see `owners`), and what reads a gradient that waits
+    after what adds to it.
     """
     parts = _parts(region)
     number = {k: i for i, k in enumerate(region.nodes)}
@@ -42,9 +45,20 @@ def backward_order(region: Region) -> list[Behind]:
     for p, inside in enumerate(own):
         last_update = max((i for i in inside if not nodes[i].creates), default=-1)
         after.add_edges_from((q, p) for q, other in enumerate(own) if min(other) < last_update)
+    late = ending(region.graph) - {i for i, read in enumerate(region.external_reads) if read}
+    for p, inside in enumerate(own):
+        last_read = max((i for i in inside if i in late), default=-1)
+        after.add_edges_from(
+            (q, p) for q, other in enumerate(own) if any(_changes(nodes[i], i, last_read) for i in other)
+        )
     after.remove_edges_from([(p, p) for p in range(len(parts))])
     order = nx.lexicographical_topological_sort(after, key=lambda p: min(own[p]))
     return [parts[p] for p in order]
+
+
+def _changes(node: BlockNode, number: int, last_read: int) -> bool:
+    """Return whether a node changes something persistent, and comes before the last one that might read it."""
+    return not node.creates and number < last_read
 
 
 def _parts(region: Region) -> list[Behind]:

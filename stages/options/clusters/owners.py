@@ -26,12 +26,15 @@ def owners(block: BlockGraph, order: Sequence[int]) -> list[int]:
     readers = block.readers()
     found: list[int | None] = []
     least = last
-    for node in block.nodes[first:]:
+    late = ending(block)
+    for number, node in enumerate(block.nodes[first:], first):
         makers = [creator[a] for a in node.reads if a in creator]
         before = [o for k in makers if k >= first and (o := found[k - first]) is not None]
         bound = min(before, default=last)
-        # An update comes after everything that might need the old parameter again.
-        bound = min(bound, least) if not node.creates else bound
+        # An update comes after everything that might need the old parameter again, and what reads a gradient that waits
+        # comes after what adds to it.
+        ends = not node.creates or number in late
+        bound = min(bound, least) if ends else bound
         touched = [
             max((p for p in _uses(k, a, readers, place) if p <= bound), default=-1)
             for a, k in ((a, creator[a]) for a in node.reads if a in creator)
@@ -39,7 +42,7 @@ def owners(block: BlockGraph, order: Sequence[int]) -> list[int]:
         ]
         nearest = max(touched, default=-1)
         waits = any(a not in creator for a in node.reads)  # it reads a gradient that arrives from outside
-        known = bool(before or nearest >= 0 or waits or not node.creates)
+        known = bool(before or nearest >= 0 or waits or ends)
         owner = (nearest if nearest >= 0 else bound) if known else None
         found.append(owner)
         if owner is not None:
@@ -50,6 +53,22 @@ def owners(block: BlockGraph, order: Sequence[int]) -> list[int]:
             after = [found[r - first] for a in block.nodes[first + i].creates for r in readers[a]]
             found[i] = max((o for o in after if o is not None), default=last)
     return [o if o is not None else last for o in found]
+
+
+def ending(block: BlockGraph) -> frozenset[int]:
+    """Return the nodes behind an update or addition which read nothing of the block, and on which only updates depend.
+
+    They are norms and scatters of gradients that wait: nothing in the block says that they come after the additions.
+    """
+    readers, first = block.readers(), block.forward_count
+    leads = set[int]()
+    for k in range(len(block.nodes) - 1, first - 1, -1):
+        node = block.nodes[k]
+        if not node.creates or all(r in leads for a in node.creates for r in readers[a]):
+            leads.add(k)
+    changes = [k for k in range(first, len(block.nodes)) if not block.nodes[k].creates]
+    begin = changes[0] if changes else len(block.nodes)
+    return frozenset(k for k in leads if k > begin and block.nodes[k].creates and not block.nodes[k].reads)
 
 
 def _uses(maker: int, allocation: int, readers: dict[int, list[int]], place: dict[int, int]) -> list[int]:
