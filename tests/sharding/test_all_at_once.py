@@ -19,7 +19,7 @@ BUDGETS = {
     ("gpt2", "disk"): ("40%", "40%"),
     ("gpt2", "host"): ("30%", "30%"),
     ("deep_llama_lora", "disk"): ("30%", "26%"),
-    ("deep_llama_lora", "host"): ("30%", "25%"),
+    ("deep_llama_lora", "host"): ("30%", "21%"),
     ("wide_t5", "disk"): ("32%", "32%"),
     ("t5", "host"): ("35%", "35%"),
     ("resnet", "disk"): ("60%", "50%"),
