@@ -45,7 +45,7 @@ class PlanRequest:
         lossy: whether rewrites that change numbers are allowed.
         errors: what they do to the gradient, as was measured.
         cut_seconds: time to bound every schedule by cuts, and to find schedules by them; 0 for neither.
-        planning_since_s: when planning began, on the clock of `time.monotonic`. Cuts then take at most a fifth of the
+        planning_since_s: when planning began, on the clock of `time.monotonic`. Cuts then take at most a tenth of the
             time since, so that a plan that is found at once is not waited for; None gives them all of `cut_seconds`.
         max_gradient_error: most that all of a plan's may do together, see `Lossy`.
     """

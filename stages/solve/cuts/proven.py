@@ -21,7 +21,7 @@ from stowage.stages.solve.program.of_trace import program_of
 from stowage.stages.solve.request import PlanRequest
 from stowage.stages.solve.summary import KeepingAll, Solved, solved
 
-SHARE = 0.2
+SHARE = 0.1
 """Share of the time that planning took so far which cuts may take."""
 
 LEAST_SECONDS = 0.2

@@ -71,6 +71,7 @@ class CutWay:
             time_s = sum(way.nodes[n].time_s for n in self._known) if rows else math.inf
         self.fastest_s = time_s
         self.found: Schedule | None = None
+        self._building_s = 0.0
         self._choice = Choice(self.step)
 
     kind = "cuts"
@@ -127,10 +128,12 @@ class CutWay:
         return best
 
     def _solve(self, cuts: Sequence[int], deadline_s: float, *, integral: bool = True) -> CutAnswer | None:
-        left_s = deadline_s - time.monotonic()
+        began_s = time.monotonic()
+        left_s = deadline_s - began_s - self._building_s
         if left_s <= 0:
             return None
         answer = self._answer(cuts, SolverSettings(left_s, GAP), integral=integral)
+        self._building_s = max(0.0, time.monotonic() - began_s - answer.wall_s)
         if answer.bound_s > self.bound_s:
             self.bound_s, self.cuts = answer.bound_s, answer.cuts
         return answer
