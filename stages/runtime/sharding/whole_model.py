@@ -25,6 +25,8 @@ def whole_model(
     """
     parameters = {n: p for n, p in sharding.parameters().items() if n in sharding.forms}
     lent = {n: p for n, p in parameters.items() if names is None or n in names}
+    lent_states = set[tuple[str, str]]()
+    """A shard may have the shape of the whole, where there is one row: then the shape does not tell."""
     for name, parameter in lent.items():
         parameter.data = sharding.whole(name, parameter.detach())
         if name in sharding.gradients:
@@ -33,13 +35,15 @@ def whole_model(
         for key, state in _states(optimizer, parameter):
             if tuple(state.shape) == sharding.forms[name].shape and (names is None or f"{name}::{key}" in names):
                 state.data = sharding.whole(name, state.detach())
+                lent_states.add((name, key))
     try:
         yield
     finally:
         for name, parameter in parameters.items():
             whole = sharding.whole_layout(name)
             for key, state in _states(optimizer, parameter):
-                if state.shape == whole.shape != sharding.forms[name].shape and (whole.dim() or key != "step"):
+                made = state.shape != sharding.forms[name].shape and (whole.dim() or key != "step")
+                if state.shape == whole.shape and (made or (name, key) in lent_states):
                     state.data = sharding.cut(name, _laid_out(state, whole))
         for name, parameter in lent.items():
             if parameter.grad is not None:
