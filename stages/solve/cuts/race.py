@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from typing import Protocol
 
-from stowage.stages.solve.cuts.way import CLOSE, CutWay
+from stowage.stages.solve.cuts.way import CLOSE
 
 
-def improve_all(ways: Sequence[CutWay], seconds: float) -> None:
+class Bounded(Protocol):
+    """One way to compute the step: its bound, and the fastest plan of it that is known."""
+
+    bound_s: float
+    fastest_s: float
+
+    def improve(self, deadline_s: float) -> Generator[None]:
+        """Improve the bound, solve by solve."""
+        ...
+
+
+def improve_all(ways: Sequence[Bounded], seconds: float) -> None:
     """Improve the bounds of all ways, and find schedules.
 
     The way with the least bound is always the next, until the fastest schedule that is known is about as fast as that
