@@ -140,8 +140,9 @@ class PlanSummary:
         bound_s: a time that no schedule within the budget beats, of all rewrites and mixtures of them; 0 where only
             `lower_bound_s` is known.
         bound_kind: `cuts` where the cut formulation proved it, `mixed cuts` where it did for all mixtures of rewrites,
-            `cuts under masks` for the mean time of a step that freezes; `once` where that is the time of every
-            operation once.
+            `cuts under masks` for the mean time of a step that freezes, `cuts with transfers` where plans may offload,
+            and its program has the links; `once` where that is the time of every operation once, without the updates
+            that the CPU may take over.
         bound_cuts: names of the nodes at which the step was cut for it.
         bound_variant: the rewrite whose bound is the least, which is the one that counts; or those that were mixed.
         recomputed_bytes: bytes of distinct activations made more than once.

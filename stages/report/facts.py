@@ -149,7 +149,7 @@ def overhead(summary: PlanSummary) -> float | None:
 
 def bound_words(summary: PlanSummary) -> str:
     """Say what is proven: that no schedule takes less, or only that no operation can be left out."""
-    if summary.bound_kind not in ("cuts", "mixed cuts", "cuts under masks"):
+    if not summary.bound_cuts:
         return "every operation once"
     cuts = len(summary.bound_cuts)
     places = "one place" if cuts == 1 else f"{cuts} places"
@@ -160,7 +160,8 @@ def bound_words(summary: PlanSummary) -> str:
         return (
             f"no plan within the budget under every mask has a lower mean time (proven by cutting {ways} at {places})"
         )
-    return f"no schedule within the budget takes less (proven by cutting {ways} at {places})"
+    moved = ", whatever it copies and wherever it updates" if summary.bound_kind == "cuts with transfers" else ""
+    return f"no schedule within the budget takes less{moved} (proven by cutting {ways} at {places})"
 
 
 def off_by(measured: float | None, predicted: float) -> str:

@@ -19,20 +19,32 @@ class Domain:
         first: for each node the first and the last interval in which its first run may be; for an optional one the last
             in which a family may need it, or −1.
         families: for each family likewise.
+        optional: nodes that need not run.
+        leaves: whether what nobody can make again may leave memory all the same, and come back.
         sure_runs, free_runs: (node, interval) that are 1, and that are free; all others are 0.
         sure_keeps, free_keeps: (value, cut), likewise.
     """
 
     first: list[tuple[int, int]]
     families: list[tuple[int, int]]
+    optional: frozenset[int] = frozenset()
+    leaves: bool = False
     sure_runs: Keys = field(default_factory=set)
     free_runs: Keys = field(default_factory=set)
     sure_keeps: Keys = field(default_factory=set)
     free_keeps: Keys = field(default_factory=set)
 
     @staticmethod
-    def of(step: StepGraph, cuts: Sequence[int]) -> Domain:
+    def of(
+        step: StepGraph, cuts: Sequence[int], *, optional: frozenset[int] = frozenset(), leaves: bool = False
+    ) -> Domain:
         """Sort the variables.
+
+        Args:
+            step: the graph of the step.
+            cuts: g_1 to g_N.
+            optional: nodes that need not run.
+            leaves: whether values may leave memory, and come back.
 
         Raises:
             ValueError: a cut is not a strict descendant of the one before.
@@ -40,7 +52,7 @@ class Domain:
         for earlier, later in pairwise(cuts):
             if not step.precedes(earlier, later):
                 raise ValueError(f"cut {later} is no strict descendant of cut {earlier}")
-        found = Domain(*_first_intervals(step, cuts))
+        found = Domain(*_first_intervals(step, cuts), optional, leaves)
         touched = {(s, j) for j, g in enumerate(cuts, start=1) for s in _touched(step, g)}
         count = len(cuts)
         wanted = set(step.stays)  # read after what was looked at so far, or left behind
@@ -61,7 +73,7 @@ class Domain:
             return
         if interval > latest and (node in step.once or wanted.isdisjoint(step.nodes[node].creates)):
             return
-        sure = interval == earliest == latest and node not in step.optional
+        sure = interval == earliest == latest and node not in step.optional and node not in self.optional
         (self.sure_runs if sure else self.free_runs).add((node, interval))
         for value in step.reads[node]:
             wanted.update(step.serving(node, value))
@@ -71,7 +83,7 @@ class Domain:
         if makers and all(self.first[m][0] >= cut for m in makers):
             return  # not made yet
         sure = (value, cut) in touched
-        if not sure and all(m in step.once and self.first[m][1] < cut for m in makers):
+        if not self.leaves and not sure and all(m in step.once and self.first[m][1] < cut for m in makers):
             # Nobody can make it again, and something needs it for certain.
             readers = [n for n in step.readers[value] if n not in step.optional and step.serving(n, value) == (value,)]
             sure = value in step.stays or any(self.first[n][0] >= cut for n in readers)

@@ -33,7 +33,7 @@ def reads(m: CutModel) -> Constraints:
     for node, interval in sorted(m.domain.free_runs | m.domain.sure_runs):
         for value in m.step.reads[node]:
             there = sum(m.keeps(s, interval) + m.makes(s, interval) for s in m.step.serving(node, value))
-            if not _certain(there):
+            if not certain(there):
                 yield f"{node}_{interval}_{value}", there >= m.runs(node, interval)
 
 
@@ -42,7 +42,7 @@ def reads_at_cuts(m: CutModel) -> Constraints:
     for j, cut in enumerate(m.cuts, start=1):
         for value in m.step.reads[cut]:
             there = sum(m.keeps(s, j) for s in m.step.serving(cut, value))
-            if not _certain(there):
+            if not certain(there):
                 yield f"{j}_{value}", there >= 1
 
 
@@ -50,7 +50,7 @@ def keeps(m: CutModel) -> Constraints:
     """Keep only what was kept or has been made: kept[s, j] ≤ kept[s, j − 1] + run[maker(s), j − 1]."""
     for value, cut in sorted(m.domain.free_keeps | m.domain.sure_keeps):
         there = m.keeps(value, cut - 1) + m.makes(value, cut - 1)
-        if not _certain(there):
+        if not certain(there):
             yield f"{value}_{cut}", there >= m.keeps(value, cut)
 
 
@@ -59,7 +59,7 @@ def stays(m: CutModel) -> Constraints:
     last = len(m.cuts)
     for value in sorted(m.step.stays):
         there = m.keeps(value, last) + m.makes(value, last)
-        if not _certain(there):
+        if not certain(there):
             yield f"{value}", there >= 1
 
 
@@ -87,7 +87,7 @@ def reads_since(m: CutModel) -> Constraints:
                 served = m.step.serving(node, value)
                 there = sum(m.keeps(s, cut) for s in served)
                 there += sum(m.runs_since(n, cut) for s in served for n in m.step.makers.get(s, ()))
-                if not _certain(there):
+                if not certain(there):
                     yield f"{node}_{cut}_{value}", there >= runs
 
 
@@ -245,7 +245,7 @@ EQUATIONS: dict[str, Callable[[CutModel], Constraints]] = {
 """The function that writes each equation; a constraint's name is `reads_…` and so on."""
 
 
-def _certain(there: object) -> bool:
+def certain(there: object) -> bool:
     """Return whether a sum of variables and numbers is at least 1 whatever the variables are."""
     constant = there if isinstance(there, int) else getattr(there, "constant", 0)
     return isinstance(constant, (int, float)) and constant >= 1

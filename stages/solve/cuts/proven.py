@@ -15,8 +15,10 @@ from stowage.stages.solve.cuts.found import Schedule
 from stowage.stages.solve.cuts.mixed_way import MixedWay
 from stowage.stages.solve.cuts.naming import NamedWay
 from stowage.stages.solve.cuts.race import improve_all
+from stowage.stages.solve.cuts.transfers import TransferWay
 from stowage.stages.solve.cuts.union import Union
 from stowage.stages.solve.cuts.way import CutWay
+from stowage.stages.solve.offload.tier import LowerTier
 from stowage.stages.solve.program.of_trace import program_of
 from stowage.stages.solve.request import PlanRequest
 from stowage.stages.solve.summary import KeepingAll, Solved, solved
@@ -54,13 +56,16 @@ def proven(
         plans: the ways, each with its plan.
         others: ways that have no plan, because none could be faster than one that there is, or because they are allowed
             in some blocks alone.
-        request: what was asked for; nothing is bounded where a plan may offload.
+        request: what was asked for; where a plan may offload, nothing is bounded if ranks exchange something.
         allowed: says whether a way may be taken.
     """
     known = [p.plan for p in plans if p.plan is not None]
-    if not request.cut_seconds or request.lower_tier is not None or not known:
+    if not request.cut_seconds or not known:
         return known
     until_s = time.monotonic() + seconds_of(request, time.monotonic())
+    if request.lower_tier is not None:
+        collective = any(n.collective for p in plans for n in p.way.nodes)
+        return known if collective else _bounded_with_transfers(plans, request, request.lower_tier, until_s)
     plans = [*plans, *(Planned(way, None) for way in others)]
     ways = _ways([p for p in plans if p.plan is not None or allowed(p.way)], request.device_budget_bytes)
     mixed_way = _mixed(plans, request, allowed)
@@ -70,6 +75,25 @@ def proven(
     if mixed_way is not None and mixed_way.found is not None and request.method == "auto":
         found.append(_replaced(min(known, key=lambda s: s.summary.step_time_s), mixed_way.found, request))
     return [_stated(plan, least) for plan in found]
+
+
+def _bounded_with_transfers(
+    plans: Sequence[Planned], request: PlanRequest, tier: LowerTier, until_s: float
+) -> list[Solved]:
+    """Return plans that may offload, with the bound of all ways in each."""
+    ways = [
+        TransferWay(
+            p.way,
+            program_of(p.way.trace, p.way.nodes),
+            _time_s(p),
+            request.device_budget_bytes,
+            tier,
+        )
+        for p in _distinct(plans)
+    ]
+    improve_all(None, ways, until_s)
+    least = min(ways, key=lambda w: w.bound_s)
+    return [_stated(p.plan, least) for p in plans if p.plan is not None]
 
 
 def seconds_of(request: PlanRequest, now_s: float) -> float:
@@ -89,7 +113,7 @@ def seconds_for_cuts(cut_seconds: float, planning_since_s: float | None, now_s: 
     return min(cut_seconds, max(LEAST_SECONDS, SHARE * (now_s - planning_since_s)))
 
 
-def _ways(plans: Sequence[Planned], budget_bytes: int) -> list[CutWay]:
+def _distinct(plans: Sequence[Planned]) -> list[Planned]:
     """Return every rewrite, and the mixture of them whose plan is the fastest if there is one.
 
     Ways that differ only in where blocks end have the same schedules, and count once.
@@ -102,9 +126,13 @@ def _ways(plans: Sequence[Planned], budget_bytes: int) -> list[CutWay]:
         rewrite = VariantName.of(planned.way.name).rewrite
         if _time_s(planned) < _time_s(best.setdefault(rewrite, planned)):
             best[rewrite] = planned
+    return list(best.values())
+
+
+def _ways(plans: Sequence[Planned], budget_bytes: int) -> list[CutWay]:
     return [
         CutWay(p.way, program_of(p.way.trace, p.way.nodes), p.plan.rows if p.plan else [], budget_bytes, _time_s(p))
-        for p in best.values()
+        for p in _distinct(plans)
     ]
 
 
@@ -152,7 +180,7 @@ def _replaced(plan: Solved, found: Schedule, request: PlanRequest) -> Solved:
     return replace(faster, summary=replace(faster.summary, variant=way.name, exact=is_exact(way.name)))
 
 
-def _stated(plan: Solved, least: CutWay) -> Solved:
+def _stated(plan: Solved, least: CutWay | TransferWay) -> Solved:
     """Return the plan with the bound of all ways, and its distance to it."""
     s: PlanSummary = plan.summary
     bound_s = min(least.bound_s, s.step_time_s)  # the same times, added up in another order

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from typing import Protocol
 
-from stowage.stages.solve.cuts.way import CLOSE, CutWay
+from stowage.stages.solve.cuts.way import CLOSE
 
 
-def improve_all(mixed: CutWay | None, ways: Sequence[CutWay], deadline_s: float) -> None:
+class Bounded(Protocol):
+    """One way to compute the step: its bound, and the fastest plan of it that is known."""
+
+    bound_s: float
+    fastest_s: float
+
+    def improve(self, deadline_s: float) -> Generator[None]:
+        """Improve the bound, solve by solve."""
+        ...
+
+
+def improve_all(mixed: Bounded | None, ways: Sequence[Bounded], deadline_s: float) -> None:
     """Improve the bounds of all ways, and find schedules.
 
     The program of all mixtures, if there is one, bounds every way, and is improved first. Otherwise the way with the

@@ -1,0 +1,8 @@
+"""Bounds every schedule that may also copy to a lower tier and have the CPU update: one program from all three.
+
+- `below`: what the program knows of the lower tier.
+- `model`: the program, with its symbols.
+- `equations`: the equations that differ from those without a lower tier.
+- `rates`: the equations of links and of the CPU.
+- `solve`: the bound.
+"""
