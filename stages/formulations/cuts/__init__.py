@@ -10,4 +10,5 @@
 - `start`: a known schedule as the solver's first answer.
 - `schedule`: the order that an answer describes.
 - `choice`: where to cut.
+- `transfers`: the same where values may leave the device, and the CPU may update.
 """
