@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -147,7 +148,12 @@ class Programs:
         failures: list[Infeasible] = []
         for micro_batch in self._cycle(everything):
             try:
-                self._find(key, batch, micro_batch, ahead=ahead)
+                if failures:  # it is refused: nothing of the model may move any more
+                    with_true_kernels(
+                        partial(self._planned, key, batch, micro_batch, "", ahead=ahead), lambda: self.live.again(key)
+                    )
+                else:
+                    self._find(key, batch, micro_batch, ahead=ahead)
             except Infeasible as failure:
                 failures.append(failure)
         if failures:
@@ -261,17 +267,10 @@ class Programs:
             forget_source(str(folder / "step.py"))
 
     def _make(self, key: Key, batch: Any, micro_batch: MicroBatch, *, ahead: bool) -> KnownSteps:
-        with heard(self._planner.ranks):
-            recorded = self._record(key, batch)
         began = time.perf_counter()
         first = not self.known and not self._seen
         reason = "" if first else why(*key, micro_batch, [k.key for k in self.known], self._seen)
-        watch = self._planner.watch
-        with ends_in_one_line(watch, self._say), watch.shown(reason):
-            try:
-                planned = self._plan(recorded, key, batch, micro_batch, reason, ahead=ahead)
-            except Infeasible as error:
-                raise error.about("training", form_of(key[0])) from None
+        recorded, planned = self._planned(key, batch, micro_batch, reason, ahead=ahead)
         program = together(self._planner.ranks, lambda: self.binding.bind(planned, recorded.outside))
         self._made[id(key), micro_batch] = len(self._made) + 1
         took_s = time.perf_counter() - began + self._recording.untold_s
@@ -279,6 +278,18 @@ class Programs:
         self._recording.untold_s = 0.0
         # The groups are read now: planning has learnt which of their entries the optimizer changes itself.
         return KnownSteps(self._groups(), key, self._planner.in_buckets(micro_batch), planned, program)
+
+    def _planned(
+        self, key: Key, batch: Any, micro_batch: MicroBatch, reason: str, *, ahead: bool
+    ) -> tuple[Recorded, Planned]:
+        with heard(self._planner.ranks):
+            recorded = self._record(key, batch)
+        watch = self._planner.watch
+        with ends_in_one_line(watch, self._say), watch.shown(reason):
+            try:
+                return recorded, self._plan(recorded, key, batch, micro_batch, reason, ahead=ahead)
+            except Infeasible as error:
+                raise error.about("training", form_of(key[0])) from None
 
     def _groups(self) -> OptimizerSignature | None:
         """Return what plans depend on of the optimizer."""

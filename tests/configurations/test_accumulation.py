@@ -164,8 +164,12 @@ def test_a_budget_that_only_the_first_micro_batch_fits_is_refused_at_once(
         quick(model, given[0], adamw, accumulate=count, lossy=lossy, device_budget=1)
     smallest = caught.value.smallest_feasible_bytes
     quick(model, given[0], adamw, accumulate=count, lossy=lossy, device_budget=smallest)
+    before = {name: (p.data_ptr(), p.detach().clone()) for name, p in model.named_parameters()}
     with pytest.raises(Infeasible):
         quick(model, given[0], adamw, accumulate=count, lossy=lossy, device_budget=smallest - 1)
+    for name, p in model.named_parameters():
+        assert (p.data_ptr(), p.grad) == (before[name][0], None), "what is refused moves nothing"
+        assert torch.equal(p, before[name][1])
     quick(model, given[0], adamw, lossy=lossy, device_budget=smallest - 1)
 
 
