@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stowage.stages.formulations.cuts.step_graph import Charge, StepGraph
 from stowage.stages.ir.graph import ComputeNode
-from stowage.stages.ir.variant import VariantName
+from stowage.stages.ir.variant import PLAIN, VariantName
 from stowage.stages.rewrite import Way, exchangeable
 from stowage.stages.rewrite.identity import CallKey
 from stowage.stages.solve.cuts.charges import Charges
@@ -96,24 +96,32 @@ class _Joining:
         )
 
     def _mandatory(self) -> list[tuple[NodeKey, ...]]:
-        """Return sets of nodes of which every mixture has one: those with the same call, if it never changes blocks."""
+        """Return sets of nodes of which every mixture has one: those with the same call, if no mixture can lose it."""
         holders: dict[CallKey, dict[NodeKey, None]] = defaultdict(dict)
         blocks: dict[CallKey, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
-        having: dict[CallKey, set[str]] = defaultdict(set)
         for way in self._ways:
-            chain = VariantName.of(way.way.name).chain
             for key, node in zip(self._keys[way.way.name], way.way.nodes, strict=True):
                 for call in (way.way.names.call[c] for c in node.calls):
                     holders[call][key] = None
-                    blocks[call][chain].add(node.block)
-                    having[call].add(way.way.name)
+                    blocks[call][way.way.name].add(node.block)
+        exchanges = list(self._exchanges())
         return list(
             dict.fromkeys(
                 tuple(keys)
                 for call, keys in holders.items()
-                if len(having[call]) == len(self._ways) and all(len(b) == 1 for b in blocks[call].values())
+                if len(blocks[call]) == len(self._ways) and all(_stays_in(blocks[call], *e) for e in exchanges)
             )
         )
+
+    def _exchanges(self) -> Iterator[tuple[str, Sequence[tuple[str, frozenset[int]]]]]:
+        """Yield each way whose blocks are exchanged in mixtures, with the others and those blocks."""
+        for first in (w.way for w in self._ways):
+            found = VariantName.of(first.name)
+            if found.rewrite != PLAIN:
+                continue
+            others = [w.way for w in self._ways if w.way is not first]
+            own = [w for w in others if VariantName.of(w.name).chain == found.chain]
+            yield first.name, [(w.name, frozenset(exchangeable(first, w))) for w in own]
 
     def _draws_in_order(self) -> list[tuple[NodeKey, ...]]:
         """Return the sets of nodes that draw, in order; none where ways differ in it."""
@@ -205,6 +213,19 @@ class _Joining:
             draws=[tuple(number[k] for k in keys) for keys in self._draws],
             least_s=least_s([w.way for w in ways]),
         )
+
+
+def _stays_in(
+    blocks: Mapping[str, Collection[int]], first: str, others: Sequence[tuple[str, Collection[int]]]
+) -> bool:
+    """Say whether what one way has in a block is there in every mixture, whichever of the others the block is taken of.
+
+    Args:
+        blocks: the blocks in which each way has it.
+        first: the way whose blocks are exchanged.
+        others: the ways that they are exchanged for, each with the blocks that may be.
+    """
+    return any(all(b in blocks[w] or b not in exchanged for w, exchanged in others) for b in blocks[first])
 
 
 def _by_blocks(way: Way) -> bool:
