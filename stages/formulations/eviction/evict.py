@@ -2,11 +2,15 @@
 
 Nodes run for the first time in their order. Where memory would exceed the budget, the value with the lowest score is
 dropped (see `rule`); where a node reads what was dropped, it is made again first, and so is what that takes.
+
+Where somebody has decided what is in memory at some nodes, the rules fill in the rest: behind the first run of such a
+node everything else is dropped, and before it what is needed there goes last.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -32,7 +36,13 @@ class Run(NamedTuple):
     during: int
 
 
-def evict(step: EvictionStep, rule: Rule, budget_bytes: int, limit_s: float = math.inf) -> list[Run] | None:
+Kept = Mapping[int, Collection[int]]
+"""Node -> the values that are in memory when its first run has ended."""
+
+
+def evict(
+    step: EvictionStep, rule: Rule, budget_bytes: int, limit_s: float = math.inf, kept: Kept | None = None
+) -> list[Run] | None:
     """Return the runs of a step within a budget, or None where the rule finds no room or the runs take too long.
 
     Args:
@@ -40,11 +50,22 @@ def evict(step: EvictionStep, rule: Rule, budget_bytes: int, limit_s: float = ma
         rule: which values are dropped first.
         budget_bytes: for the values that the step makes and the workspaces, above what is there before it.
         limit_s: seconds that all runs together may take.
+        kept: what is decided; values that cannot be made again stay all the same, and others go where there is no room.
     """
     try:
-        return _Eviction(step, rule, budget_bytes, limit_s).runs
+        return _Eviction(step, rule, budget_bytes, limit_s, kept or {}).runs
     except _NoScheduleError:
         return None
+
+
+Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
+"""A flag for each value."""
+
+
+def _mask(values: Collection[int], count: int) -> Mask:
+    found = np.zeros(count, dtype=np.bool_)
+    found[list(values)] = True
+    return found
 
 
 class _NoScheduleError(Exception):
@@ -52,7 +73,7 @@ class _NoScheduleError(Exception):
 
 
 class _Eviction:
-    def __init__(self, step: EvictionStep, rule: Rule, budget_bytes: int, limit_s: float) -> None:
+    def __init__(self, step: EvictionStep, rule: Rule, budget_bytes: int, limit_s: float, kept: Kept) -> None:
         self._step, self._rule = step, rule
         self._budget_bytes, self._left_s = budget_bytes, limit_s
         nodes = len(step.reads)
@@ -62,11 +83,17 @@ class _Eviction:
         self._size_term = np.maximum(np.array(step.nbytes, dtype=np.float64), 1.0) ** rule.nbytes
         self._locks = [0] * len(step.nbytes)
         self.runs: list[Run] = []
+        decided = {node: _mask(values, len(step.nbytes)) for node, values in sorted(kept.items())}
+        ahead = list(decided.values())
+        self._last = ahead.pop(0) if ahead else None
         for node in range(nodes):
             self._values.position = node
             self._ready(step.reads[node])
             self._run(node)
             self._budget_bytes += step.freed_bytes[node]
+            if node in decided:
+                self._drop_others(decided[node])
+                self._last = ahead.pop(0) if ahead else None
         self._values.position = nodes
         self._ready(sorted(step.stays))
 
@@ -126,15 +153,27 @@ class _Eviction:
             values.count_again()
             values.drop(self._worst())
 
+    def _drop_others(self, kept: Mask) -> None:
+        """Drop what is not decided to stay, if it can be made again."""
+        values = self._values
+        values.count_again()
+        for value in np.flatnonzero(values.resident & ~kept).tolist():
+            if values.may_go(value) and math.isfinite(values.cost_s[value]):
+                values.drop(value)
+                values.count_again()
+
     def _worst(self) -> int:
         """Return the value that is dropped next."""
         values = self._values
         there = np.flatnonzero(values.resident)
         scores = values.cost_s[there] / (self._size_term[there] * values.distances(there) ** self._rule.distance)
-        for place in np.argsort(scores, kind="stable").tolist():
+        order = np.argsort(scores, kind="stable")
+        if self._last is not None:
+            order = order[np.argsort(self._last[there[order]], kind="stable")]
+        for place in order.tolist():
             value = int(there[place])
             if math.isinf(scores[place]):
-                break
+                continue
             if not self._locks[value] and values.may_go(value):
                 return value
         raise _NoScheduleError

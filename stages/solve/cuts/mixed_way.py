@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from stowage.stages.formulations.cuts.choice import Choice
 from stowage.stages.formulations.cuts.domain import Domain
@@ -15,6 +16,7 @@ from stowage.stages.rewrite import Way, exchangeable, mixed
 from stowage.stages.solve.cuts.naming import NamedWay
 from stowage.stages.solve.cuts.union import Union
 from stowage.stages.solve.cuts.way import CutWay
+from stowage.stages.solve.program.evicting import Evicting
 from stowage.stages.solve.program.of_trace import program_of
 from stowage.stages.solve.program.program import StepProgram
 from stowage.stages.solver.outcome import SolverSettings
@@ -31,6 +33,11 @@ class Made:
         self.value_of = {s: union.values[key] for s, key in enumerate(self.named.values) if key in union.values}
         self.storage_of = {value: s for s, value in self.value_of.items()}
         self.node_of: Mapping[int, int] = {number: node for node, number in enumerate(self.numbers)}
+
+    @cached_property
+    def evicting(self) -> Evicting:
+        """Return what evicts values of it."""
+        return Evicting(self.program)
 
     def in_union(self, storages: Iterable[int]) -> set[int]:
         """Return the numbers of values in the union."""
@@ -111,9 +118,12 @@ class MixedWay(CutWay):
         made = self._mixture({n for n, _ in answer.runs})
         if made is None:
             return []
-        order, faster = self._polished(made.named.graph, made.way, made.program, self._of_mixture(made, answer))
-        if faster:
-            self._incumbent = made, order
+        of_made = self._of_mixture(made, answer)
+        order, faster = self._polished(made.named.graph, made.way, made.program, of_made)
+        if faster is None:
+            faster = self._guided(made.way, made.evicting, of_made)
+        if faster is not None:
+            self._incumbent = made, faster
         return self._in_guide(made, order)
 
     def _mixture(self, ran: Collection[int]) -> Made | None:

@@ -215,9 +215,7 @@ class _Joining:
         )
 
 
-def _stays_in(
-    blocks: Mapping[str, Collection[int]], first: str, others: Sequence[tuple[str, Collection[int]]]
-) -> bool:
+def _stays_in(blocks: Mapping[str, Collection[int]], first: str, others: Sequence[tuple[str, Collection[int]]]) -> bool:
     """Say whether what one way has in a block is there in every mixture, whichever of the others the block is taken of.
 
     Args:

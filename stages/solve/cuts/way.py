@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Generator, Sequence
+from functools import cached_property
 
 from stowage.stages.formulations.cuts.choice import Choice
 from stowage.stages.formulations.cuts.schedule import order_of
@@ -14,6 +15,7 @@ from stowage.stages.ir.plan import PlanRow
 from stowage.stages.rewrite import Way
 from stowage.stages.solve.cuts.found import Schedule
 from stowage.stages.solve.program.chain import Execution
+from stowage.stages.solve.program.evicting import Evicting
 from stowage.stages.solve.program.program import StepProgram
 from stowage.stages.solver.outcome import SolverSettings
 
@@ -72,6 +74,8 @@ class CutWay:
         self.fastest_s = time_s
         self.found: Schedule | None = None
         self._building_s = 0.0
+        self._deadline_s = math.inf
+        self._guided_s = 0.0
         self._choice = Choice(self.step)
 
     kind = "cuts"
@@ -92,6 +96,7 @@ class CutWay:
         Args:
             deadline_s: on the clock of `time.monotonic`.
         """
+        self._deadline_s = deadline_s
         if self.close:
             return
         single = yield from self._single(deadline_s)
@@ -144,27 +149,54 @@ class CutWay:
     def _judged(self, answer: CutAnswer) -> list[int]:
         """Return the order that an answer describes, and keep it if it fits and is faster than what is known."""
         order, faster = self._polished(self.step, self.way, self.program, answer)
-        if faster:
-            self._known = order
+        if faster is None:
+            faster = self._guided(self.way, self._evicting, answer)
+        self._known = faster or self._known
         return order
 
-    def _polished(self, step: StepGraph, way: Way, program: StepProgram, answer: CutAnswer) -> tuple[list[int], bool]:
-        """Return the order that an answer describes, polished if it fits, and whether it is faster than what is known.
+    @cached_property
+    def _evicting(self) -> Evicting:
+        return Evicting(self.program)
 
-        `_level` then says what it takes.
+    def _polished(
+        self, step: StepGraph, way: Way, program: StepProgram, answer: CutAnswer
+    ) -> tuple[list[int], list[int] | None]:
+        """Return the order that an answer describes, and one that fits and is faster than what is known, or None.
+
+        `_level` then says what the former takes.
         """
         found = [Execution(node, f"interval {interval}") for node, interval in order_of(step, answer)]
         found = program.without_dead(found)
         self._level = program.levels(found)
         if max(self._level, default=0) > self._budget_bytes:
-            return [e.node for e in found], False
+            return [e.node for e in found], None
         found = program.retain_where_possible(found, self._budget_bytes)
         self._level = program.levels(found)
-        order, schedule = [e.node for e in found], Schedule(way, program, found)
+        return [e.node for e in found], self._taken(Schedule(way, program, found))
+
+    def _guided(self, way: Way, evicting: Evicting, answer: CutAnswer) -> list[int] | None:
+        """Return an order that has in memory at the cuts what an answer has, and evicts between them where it must.
+
+        None where it is not faster than what is known, or where no time is left.
+        """
+        began_s = time.monotonic()
+        if began_s + self._guided_s > self._deadline_s:
+            return None
+        kept = {cut: [s for s, j in answer.keeps if j == number] for number, cut in enumerate(answer.cuts, start=1)}
+        order, program = evicting.guided(self._budget_bytes, kept, self.fastest_s), evicting.program
+        faster = None
+        if order is not None:
+            found = program.retain_where_possible(order.executions, self._budget_bytes)
+            faster = self._taken(Schedule(way, program, found))
+        self._guided_s = time.monotonic() - began_s
+        return faster
+
+    def _taken(self, schedule: Schedule) -> list[int] | None:
+        """Return the order of a schedule that fits if it is faster than what is known, and keep it; else None."""
         if schedule.least_s >= self.fastest_s:
-            return order, False
+            return None
         time_s = schedule.judged(self._budget_bytes).time_s if schedule.exchanges else schedule.least_s
         if time_s >= self.fastest_s:
-            return order, False
+            return None
         self.found, self.fastest_s = schedule, time_s
-        return order, True
+        return [e.node for e in schedule.executions]

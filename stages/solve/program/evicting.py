@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 
-from stowage.stages.formulations.eviction.evict import Run, evict
+from stowage.stages.formulations.eviction.evict import Kept, Run, evict
 from stowage.stages.formulations.eviction.rule import RULES, Rule
 from stowage.stages.formulations.eviction.step import EvictionStep
 from stowage.stages.ir.graph import SHARED
@@ -28,6 +28,12 @@ SLOWEST = 1.6
 
 LEAN_RULES = 3
 """Rules that look for the least memory."""
+
+GUIDED_RULES = 3
+"""Rules that fill in what somebody has not decided."""
+
+GUIDED_SLOWER = 1.15
+"""Factor by which their order may be slower than another one that fits, before what still fits is kept."""
 
 HALVINGS = 5
 """Steps of the search for the least memory of a rule."""
@@ -66,10 +72,14 @@ def eviction_step(program: StepProgram) -> EvictionStep:
 
 
 class Evicting:
-    """Makes orders of one program for any budget."""
+    """Makes orders of one program for any budget.
+
+    Attributes:
+        program: the program.
+    """
 
     def __init__(self, program: StepProgram) -> None:
-        self._program = program
+        self.program = program
         self._step = eviction_step(program)
         self._once_s = sum(n.time_s for n in program.nodes)
 
@@ -87,12 +97,27 @@ class Evicting:
                 fastest_s = min(fastest_s, found.time_s)
                 yield found
 
+    def guided(self, budget_bytes: int, kept: Kept, fastest_s: float) -> Order | None:
+        """Return the fastest order that fits and has decided values in memory at some nodes, as far as there is room.
+
+        Args:
+            budget_bytes: bytes of the device.
+            kept: see `evict`.
+            fastest_s: the time of the fastest order that is known to fit.
+        """
+        best: Order | None = None
+        for rule in RULES[:GUIDED_RULES]:
+            found = self._order(rule, budget_bytes, GUIDED_SLOWER * fastest_s, kept)
+            if found is not None and (best is None or found.time_s < best.time_s):
+                best = found
+        return best
+
     def leanest(self, rules: int) -> Order | None:
         """Return the order with the lowest peak that the first so many rules find, by halving the memory of each."""
         best: Order | None = None
-        peak_bytes = self._program.peak_bytes([Execution(n.node, EVICTION) for n in self._program.nodes]) + 1
+        peak_bytes = self.program.peak_bytes([Execution(n.node, EVICTION) for n in self.program.nodes]) + 1
         for rule in RULES[: min(rules, LEAN_RULES)]:
-            low, within = self._program.base_bytes + self._step.least_bytes, peak_bytes - 1
+            low, within = self.program.base_bytes + self._step.least_bytes, peak_bytes - 1
             for halving in range(HALVINGS + 1):
                 found = self._order(rule, within, SLOWEST * self._once_s)
                 if found is not None:
@@ -104,23 +129,23 @@ class Evicting:
                 within = (low + peak_bytes) // 2
         return best
 
-    def _order(self, rule: Rule, budget_bytes: int, limit_s: float) -> Order | None:
+    def _order(self, rule: Rule, budget_bytes: int, limit_s: float, kept: Kept | None = None) -> Order | None:
         """Return the order of a rule, if it fits."""
         within = budget_bytes
         for _ in range(TRIES):
-            runs = evict(self._step, rule, within - self._program.base_bytes, limit_s)
+            runs = evict(self._step, rule, within - self.program.base_bytes, limit_s, kept)
             if runs is None:
                 return None
-            executions = self._program.without_dead([self._execution(run) for run in runs])
-            peak_bytes = self._program.peak_bytes(executions)
+            executions = self.program.without_dead([self._execution(run) for run in runs])
+            peak_bytes = self.program.peak_bytes(executions)
             if peak_bytes <= budget_bytes:
-                time_s = sum(self._program.nodes[e.node].time_s for e in executions)
+                time_s = sum(self.program.nodes[e.node].time_s for e in executions)
                 return Order(EVICTION, executions, time_s, peak_bytes)
             within -= peak_bytes - budget_bytes
         return None
 
     def _execution(self, run: Run) -> Execution:
-        during = self._program.nodes[min(run.during, len(self._program.nodes) - 1)]
+        during = self.program.nodes[min(run.during, len(self.program.nodes) - 1)]
         if during.block == SHARED:
             label = "updates" if during.phase == "update" else "shared"
         else:

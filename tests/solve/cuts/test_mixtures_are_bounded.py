@@ -18,7 +18,8 @@ from stowage.stages.ir.errors import Infeasible, ParameterError
 from stowage.stages.ir.methods import METHODS
 from stowage.stages.ir.plan import Option
 from stowage.stages.ir.trace import TraceTables
-from stowage.stages.partition import make_blocks
+from stowage.stages.ir.variant import VariantName
+from stowage.stages.partition import make_blocks, make_variants
 from stowage.stages.rewrite import Way, exchangeable, mixed, variants_of
 from stowage.stages.solve import PlanRequest, Solved, Variant, eager_peak_bytes, solve_plan, solve_variants
 from stowage.stages.solve.cuts.mixed_way import MixedWay
@@ -111,6 +112,47 @@ def test_every_mixture_is_in_the_union(name: str) -> None:
         assert set(range(len(union.graph.nodes))) - union.graph.optional <= set(numbers)
         assert all(not family.isdisjoint(numbers) for family in union.graph.families)
         assert union.graph.once_s <= sum(n.time_s for n in way.nodes) * SAME
+
+
+class Skips(nn.Module):
+    """Layers with masks, whose second half reads what the first has made, the last first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = (nn.ModuleList(nn.Linear(32, 32) for _ in range(4)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = []
+        for layer in self.down:
+            x = torch.dropout(torch.tanh(layer(x)), 0.3, True)
+            kept.append(x)
+        for layer in self.up:
+            x = torch.dropout(torch.tanh(layer(x + kept.pop())), 0.3, True)
+        return x
+
+
+def test_what_no_mixture_can_lose_is_made_where_chains_are_cut_differently_too() -> None:
+    """Rewrites are cut alike in one chain; around long-lived values each in its own way, so that none are mixed."""
+    model = Skips()
+    batch = torch.linspace(-1, 1, 256 * 32).reshape(256, 32)
+    adam = torch.optim.Adam(model.parameters())
+    traces = variants_of(trace_step(model, batch, loss=lambda out, _: (out**2).mean(), optimizer=adam))
+    costs = {k: c for each in traces.values() for k, c in costs_for(each).items()}
+    made = make_variants(traces, costs, max_exact_nodes=6)
+    variants = [
+        Variant(VariantName(rewrite, chain).text, traces[rewrite], found.nodes, found.blocks)
+        for rewrite, chains in made.items()
+        for chain, found in chains.items()
+    ]
+    pure = {v.name: v for v in variants}
+    assert not exchangeable(pure["plain+long_lived"], pure["packed+long_lived"])
+    union = Union.of([NamedWay(v) for v in variants])
+    assert union is not None
+    assert 0 < len(union.graph.optional) < len(union.graph.nodes) / 3
+    for way in [*variants, *mixtures_of([pure["plain"], pure["packed"]], 4)]:
+        numbers = union.numbers_of(NamedWay(way))
+        assert set(range(len(union.graph.nodes))) - union.graph.optional <= set(numbers)
+        assert all(not family.isdisjoint(numbers) for family in union.graph.families)
 
 
 @pytest.mark.parametrize("dear", [False, True], ids=["cheap draws", "dear draws"])

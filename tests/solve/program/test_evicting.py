@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import random
 from dataclasses import replace
 
 import pytest
@@ -73,6 +74,43 @@ def test_runs_that_take_too_long_are_given_up() -> None:
     step = chain([10, 10, 2, 10], [9.0, 1.0, 1.0, 9.0])
     assert evict(step, RULES[1], 25, limit_s=25.5) is not None
     assert evict(step, RULES[1], 25, limit_s=24.5) is None
+
+
+def test_what_is_decided_to_stay_stays_and_all_else_goes() -> None:
+    step = chain([10, 10, 2, 10], [9.0, 1.0, 1.0, 9.0])
+    decided = {3: {0, 3}}
+    assert [r.node for r in evict(step, RULES[0], 40, kept=decided) or []] == [0, 1, 2, 3, 4, 1, 2, 5, 6, 7]
+    # What runs once cannot be made again, and stays whatever is decided.
+    once = replace(step, once=[False, True, *[False] * 6])
+    assert [r.node for r in evict(once, RULES[0], 40, kept=decided) or []] == [0, 1, 2, 3, 4, 2, 5, 6, 7]
+
+
+def test_before_it_is_decided_what_is_needed_there_goes_last() -> None:
+    step = chain([10, 10, 2, 10], [9.0, 1.0, 1.0, 9.0])
+    assert [r.node for r in evict(step, RULES[1], 25, kept={3: {1, 3}}) or []] == [0, 1, 2, 3, 4, 2, 5, 6, 0, 7]
+
+
+@settings(max_examples=examples(300), **QUICK)
+@given(training_steps(), st.floats(0, 1), st.randoms(use_true_random=False))
+def test_guided_orders_are_legal_and_fit(trace: TraceTables, share: float, draw: random.Random) -> None:
+    prepared = prepare_trace(trace)
+    program = program_of(trace, prepared.nodes)
+    evicting = Evicting(program)
+    least = evicting.leanest(len(RULES))
+    assume(least is not None)
+    assert least is not None
+    high = max(replayed(program, found.executions).peak_bytes for found in evicting.orders(1 << 50, 1))
+    budget = int(least.peak_bytes + share * (high - least.peak_bytes))
+    decided = {
+        node: [s for s in sorted(program.temporary) if draw.random() < 0.5]
+        for node in range(len(prepared.nodes))
+        if draw.random() < 0.3
+    }
+    order = evicting.guided(budget, decided, least.time_s)
+    if order is not None:
+        outcome = replayed(program, order.executions)
+        assert outcome.peak_bytes == order.peak_bytes <= budget
+        assert outcome.time_s == pytest.approx(order.time_s)
 
 
 @settings(max_examples=examples(300), **QUICK)
