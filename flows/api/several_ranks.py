@@ -48,12 +48,15 @@ def run_together(
             f"The optimizer {name} cannot update shards: {found.differs}; several ranks need one that treats each "
             "element by itself, such as AdamW, SGD or Lion, or train without group."
         )
-    if found.rounds:
-        return (
-            f"The optimizer {name} rounds the last elements of a tensor otherwise than the others, so parameters that "
-            "are updated in shards may differ in the last bit from those that are updated whole."
-        )
-    return ""
+    return rounding_of_shards(optimizer) if found.rounds else ""
+
+
+def rounding_of_shards(optimizer: torch.optim.Optimizer) -> str:
+    """Return the notice of an optimizer whose bits depend on where in a tensor an element is."""
+    return (
+        f"The optimizer {type(optimizer).__name__} rounds the last elements of a tensor otherwise than the others, so "
+        "parameters that are updated in shards may differ in the last bit from those that are updated whole."
+    )
 
 
 def _facts(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, str]:

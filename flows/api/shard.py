@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
 from stowage.flows.api.arguments import check_arguments
+from stowage.flows.api.several_ranks import rounding_of_shards
 from stowage.flows.api.sharding.choose import Situation, choose
 from stowage.flows.api.sharding.machine import host_memory, parallel_machine
 from stowage.flows.api.sharding.plan import ShardPlan
@@ -22,7 +24,7 @@ from stowage.flows.api.sharding.profile import profile_groups
 from stowage.flows.planning.effort import stores_folder, target_device
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.parallel import GroupChoice, ParallelMachine, ParameterGroup
-from stowage.stages.optimizers import why_not_elementwise
+from stowage.stages.optimizers import on_shards, why_not_elementwise
 from stowage.stages.runtime.fsdp.apply import apply_choices
 from stowage.stages.runtime.fsdp.buffers import share_buffers
 from stowage.stages.runtime.fsdp.optimizer import check_states, give_shards
@@ -119,6 +121,7 @@ def shard(
         assert ranks.group is not None
         assert ranks.mesh is not None
         here = ranks.mesh
+        notice = _notice(optimizer, ranks.group)
 
         def work() -> None:
             apply_choices(model, plan.groups, plan.choices, here, prefetch=plan.prefetch)
@@ -130,6 +133,8 @@ def shard(
         if broadcast_buffers and ranks.group.size() > 1:
             share_buffers(model, ranks.group)
         tell_transformers(model, ranks.group.size())
+        if notice:
+            warnings.warn(notice, stacklevel=2)
     return plan
 
 
@@ -150,6 +155,13 @@ def _check(model: nn.Module, optimizer: torch.optim.Optimizer | None, names: dic
             f"{type(optimizer).__name__} cannot update shards as it updates whole parameters: {reason}. Take one that "
             "goes element by element, such as AdamW, SGD or Lion."
         )
+
+
+def _notice(optimizer: torch.optim.Optimizer | None, group: dist.ProcessGroup) -> str:
+    """Return what the first rank says of an optimizer whose last bits depend on how tensors are cut."""
+    if optimizer is None or group.size() == 1 or group.rank():
+        return ""
+    return rounding_of_shards(optimizer) if on_shards(optimizer).rounds else ""
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,10 @@ NORM_BOUND = 1e-6
 PARAMETER_BOUND = 1e-5
 """Relative, after five updates of what a norm with that bound has clipped."""
 
+NO_GRADIENT = "attn.c_attn.bias"
+"""A part of it is added to all keys, which changes nothing: its gradient is rounding alone, of which AdamW makes updates
+as large as any other's."""
+
 
 @pytest.mark.parametrize("optimizer", some(["adamw", "momentum"], keep=["momentum"]))
 def test_clipping_with_a_lower_tier(optimizer: str, fit_stores: Path, tmp_path: Path) -> None:
@@ -99,4 +103,7 @@ def test_clipping_with_a_lower_tier(optimizer: str, fit_stores: Path, tmp_path: 
         assert one.down
         assert own > 0.5
         assert abs(own - expected) <= NORM_BOUND * expected
-        assert max(one.compared.largest.values(), default=0.0) <= PARAMETER_BOUND
+        apart = {
+            n: v for n, v in one.compared.largest.items() if not (optimizer == "adamw" and n.endswith(NO_GRADIENT))
+        }
+        assert max(apart.values(), default=0.0) <= PARAMETER_BOUND

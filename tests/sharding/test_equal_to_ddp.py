@@ -19,6 +19,10 @@ A_HUNDREDTH = 1e-4
 adds one after the other, so that gradients differ by rounding; weights then differ by less than a hundredth of one
 AdamW update, whose rate is 0.01. Under DDP with sums in the same order they are equal bit for bit (`grouped`)."""
 
+A_ROUNDING = 2**-7
+"""SGD's kernel for bfloat16 rounds the last elements of a tensor otherwise than the others, so that shards whose length
+is no multiple of a block differ from the whole in the last of 8 bits."""
+
 
 @pytest.mark.parametrize(
     "name",
@@ -34,7 +38,12 @@ def test_every_state_and_both_optimizers(name: str, fit_stores: Path) -> None:
     )
     assert len(results) == 2 * 2 * STATES
     for result in results:
+        if result["case"] == "sgd:gpt2_bf16":
+            assert max(result["wrong"].values(), default=0.0) < A_ROUNDING, result
+            assert result["warned"] is not False, result
+            continue
         assert result["grouped"], result
+        assert not result["warned"], result
         assert len(result["groups"]) > 1
         assert result["groups"][0] == ""
         if name in BLOCKS:
