@@ -90,8 +90,8 @@ PARAMETER_BOUND = 1e-5
 """Relative, after five updates of what a norm with that bound has clipped."""
 
 NO_GRADIENT = "attn.c_attn.bias"
-"""A part of it is added to all keys, which changes nothing: its gradient is rounding alone, of which AdamW makes updates
-as large as any other's."""
+"""A part of it is added to all keys, which changes nothing: its gradient is rounding alone, of which AdamW makes
+updates as large as any other's."""
 
 
 @pytest.mark.parametrize("optimizer", some(["adamw", "momentum"], keep=["momentum"]))
