@@ -84,6 +84,7 @@ def main() -> None:
         with one_of_several(settings.trace.device) as rank:
             train(settings, rank)
     elif ranks > 1:
+        check_leave(read_record(SOLVE / "summary.json", PlanSummary), settings)  # here, in one word for all of them
         launch("stowage.stages.train", ranks)
     else:
         train(settings, Rank())

@@ -71,4 +71,6 @@ def _wait(processes: list[subprocess.Popen[str]], end: float) -> None:
 
 def say(result: Any) -> None:
     """In a child: hand a result to `run_on_ranks`."""
-    print(MARK + json.dumps(result), flush=True)
+    # In one write: under torchrun ranks share a pipe, unbuffered, and `print` would write the end of a line by itself.
+    sys.stdout.write(f"{MARK}{json.dumps(result)}\n")
+    sys.stdout.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ from stowage.stages.device import device_of
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.run import StepRecord
 from stowage.stages.ir.table import read_rows, write_record
+from stowage.stages.train.launch import STARTED_BY
 
 PARAMETERS = {
     "trace": {
@@ -104,31 +106,50 @@ def losses(folder: Path) -> list[tuple[int, float, float]]:
     return [(r.iteration, r.loss, r.learning_rate) for r in records]
 
 
-def kill_in_training(folder: Path) -> None:
-    """Train, and kill the process as soon as there is a checkpoint."""
-    process = subprocess.Popen([sys.executable, "-c", RUN, "train"], cwd=folder, stdout=subprocess.DEVNULL)
+def kill_in_training(folder: Path, rank: int | None = None) -> str:
+    """Train, and kill the process as soon as there is a checkpoint, or one of its ranks; return what was said then."""
+    said = folder / "said"
+    with said.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-c", RUN, "train"], cwd=folder, stdout=subprocess.DEVNULL, stderr=file
+        )
     deadline = time.monotonic() + 600
     while not list(folder.rglob("checkpoints/**/*.safetensors")):
         assert time.monotonic() < deadline
         assert process.poll() is None, "it ended before it could be killed: train longer"
         time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    os.kill(process.pid if rank is None else process_of_rank(process.pid, rank), signal.SIGKILL)
+    assert process.wait() == (-signal.SIGKILL if rank is None else 1)
+    return said.read_text()
 
 
-def check_that_a_kill_changes_nothing(planned: Path, folder: Path) -> None:
-    """A run that was killed and goes on has the losses and the weights of one that was not."""
+def process_of_rank(started_by: int, rank: int) -> int:
+    """Return the process that is one of the ranks that a process has started."""
+    wanted = {f"{STARTED_BY}={started_by}", f"RANK={rank}"}
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            if wanted <= set(path.read_text(errors="replace").split("\0")):
+                return int(path.parent.name)
+    raise AssertionError(f"rank {rank} is not there")
+
+
+def check_that_a_kill_changes_nothing(planned: Path, folder: Path, rank: int | None = None) -> str:
+    """A run that was killed, or one rank of it, and goes on has the losses and the weights of one that was not.
+
+    Returns what the run has said when it was killed.
+    """
     whole, killed = folder / "whole", folder / "killed"
     for copy in (whole, killed):
         shutil.copytree(planned, copy, ignore=shutil.ignore_patterns(*TRAINED))
     done = run(whole, "train")
     assert done.returncode == 0, done.stderr
-    kill_in_training(killed)
+    said = kill_in_training(killed, rank)
     done = run(killed, "train")
     assert done.returncode == 0, done.stderr
     assert losses(killed) == losses(whole)
     final = "artifacts/train/final.safetensors"
     assert (killed / final).read_bytes() == (whole / final).read_bytes()
+    return said
 
 
 def check_whole(folder: Path) -> None:
