@@ -49,8 +49,7 @@ def check_numbers(planned: Path, folder: Path) -> None:
     summary = read_record(planned / "artifacts/solve/summary.json", PlanSummary)
     steps = read_rows(folder / "killed/artifacts/train/steps.parquet", StepRecord)
     assert len(steps) == 12
-    # The least: threads of gloo release what they have sent a little late.
-    assert 0 < min(step.peak_bytes for step in steps[1:]) <= summary.device_budget_bytes
+    assert 0 < max(step.peak_bytes for step in steps[1:]) <= summary.device_budget_bytes
 
 
 @pytest.mark.long

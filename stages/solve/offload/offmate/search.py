@@ -85,6 +85,7 @@ class OffMate:
         for other in others[: max(task.request.o_ilp_searches, 1) - 1]:
             too_long = best_s < math.inf and spent_s > SOLVES_PER_LIMIT * settings.time_limit_s
             if best_s > search.bound_s * CLOSE_TO_O_ILP and not too_long:
+                other.rates_bound_s = search.rates_bound_s  # plans of fewer means are plans of all
                 yield from other.run()
                 best_s = min(best_s, other.best_s)
                 spent_s += other.spent_s
