@@ -70,8 +70,8 @@ class ParameterGroup:
         saved_bytes: bytes that its forward keeps for its backward, and what the model itself keeps between this group's
             forward and the next group's.
         forward_peak_bytes, backward_peak_bytes: most bytes of activations and workspace in its parts, beside what
-            earlier groups have saved, and beside parameters and gradients; but gradients of the root, which
-            wait for the end of backward, are in the backward peaks of all others.
+            earlier groups have saved, and beside parameters and gradients; but gradients of the root, which wait for
+            the end of backward, are in the backward peaks of all others.
         segment: number of the checkpointed segment that it belongs to, -1 where none: all groups of one segment are
             needed at the same time in backward (Elixir, A.3).
         backward_with_gradients_bytes: most bytes in its part of backward of what `backward_peak_bytes` counts and of

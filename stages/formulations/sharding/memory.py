@@ -9,6 +9,8 @@ has the n-th part:
 - After a group's backward its weights are freed. Its gradients, c N′ bytes, are copied into a buffer to be reduced,
   which stays until the next group is reduced; what a rank keeps of them, s N′ / n bytes, stays until the update.
 - Activations that forward has saved are freed as backward uses them.
+- Where a group is gathered, and where its gradients are reduced, there is more than what has been saved: what has just
+  been computed, gradients of what the group has returned, gradients of the root that wait.
 - The root is gathered first and reduced last; its activations are at the turn from forward to backward.
 
 A moment is a row of the exact choice: a constant, and bytes for each group and state. What is gathered again is added
