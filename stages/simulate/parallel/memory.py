@@ -8,7 +8,7 @@ What FSDP2 does, as its code has it, on the memory of one device:
 - When a group's part of backward has ended, its weights are freed, unless the group is the last; then all its gradients
   are copied into a buffer to be reduced, the gradients are freed, and the buffer stays until the next group is reduced.
 - What a rank keeps of the gradients stays until the optimizer has used it.
-- Gathering and reducing come at moments at which there is more than what forward has saved: what has just been computed,
+- Where it gathers and reduces, there is more than what forward has saved: what has just been computed,
   gradients of what a group has returned, gradients of the root, which wait for the end of backward.
 """
 
