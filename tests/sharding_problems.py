@@ -41,7 +41,10 @@ def groups(draw: st.DrawFn, most: int = 4) -> tuple[ParameterGroup, ...]:
                 segment=i // 2 if in_pairs else -1,
                 backward_with_gradients_bytes=draw(BYTES),
                 first_saved_bytes=draw(st.integers(0, saved)) if with_root and i == 0 else 0,
-                incoming_bytes=0 if with_root and i == 0 else draw(BYTES),
+                entering_bytes=0 if with_root and i == 0 else draw(BYTES),
+                incoming_bytes=0 if with_root and i == 0 else draw(BYTES) - saved,
+                leaving_bytes=0 if with_root and i == 0 else draw(BYTES),
+                end_peak_bytes=draw(BYTES) if with_root and i == 0 else 0,
             )
         )
     return tuple(found)

@@ -67,17 +67,24 @@ class ParameterGroup:
         compute_bytes: bytes of one element as it is gathered and computed with (2 for bfloat16).
         state_bytes: bytes of optimizer states for one trainable element.
         forward_s, backward_s: time of the group's part of forward and of backward (with recomputation inside it).
-        saved_bytes: bytes that its forward keeps for its backward.
+        saved_bytes: bytes that its forward keeps for its backward, and what the model itself keeps between this group's
+            forward and the next group's.
         forward_peak_bytes, backward_peak_bytes: most bytes of activations and workspace in its parts, beside what
-            other groups have saved, and beside parameters and gradients; but gradients of the model's own group, which
-            wait for the end of backward, are in the backward peaks of all others.
+            earlier groups have saved, and beside parameters and gradients; but gradients of the root, which wait for
+            the end of backward, are in the backward peaks of all others.
         segment: number of the checkpointed segment that it belongs to, -1 where none: all groups of one segment are
             needed at the same time in backward (Elixir, A.3).
         backward_with_gradients_bytes: most bytes in its part of backward of what `backward_peak_bytes` counts and of
             gradients of its own parameters together; at most their sum. 0 where only the sum is known.
         first_saved_bytes: of the root, the part of `saved_bytes` that is there while the other groups run.
-        incoming_bytes: bytes that are there when its backward begins, beside what forward has saved: gradients of what
-            it has returned, and gradients of the root that wait. Its backward peaks count them too.
+        entering_bytes: bytes that are there when it is gathered in forward, beside what earlier groups have saved.
+        incoming_bytes: bytes that are there when it is gathered in backward, beside what it and earlier groups have
+            saved: gradients of what it has returned, and gradients of the root that wait. Its backward peaks count
+            them too. Negative where more of what it has saved is freed by then, such as what a last norm has read.
+        leaving_bytes: bytes that are there when its backward has ended and its gradients are reduced, beside what
+            earlier groups have saved.
+        end_peak_bytes: of the root, most bytes after the backward of all others, with all of its own gradients that
+            are there; 0 where nothing is computed then.
 
     A group whose `modules` hold the empty path is the root: what no other group has, tied weights among them. It is
     used at both ends of the model, so that its gathered weights stay from its forward to the end of backward.
@@ -99,7 +106,10 @@ class ParameterGroup:
     segment: int = -1
     backward_with_gradients_bytes: int = 0
     first_saved_bytes: int = 0
+    entering_bytes: int = 0
     incoming_bytes: int = 0
+    leaving_bytes: int = 0
+    end_peak_bytes: int = 0
 
     @property
     def is_root(self) -> bool:

@@ -7,6 +7,7 @@
 - `clusters`: partitions large blocks into clusters.
 - `fold`: folds calls into compute nodes.
 - `forward`: compute nodes of a forward alone.
+- `group_lives`: from when to when storages are in memory, and whose group they are.
 - `group_members`: decides which group of parameters each call belongs to.
 - `group_parts`: what each group takes of a step's time and memory.
 - `parameter_groups`: parameters that are gathered together, and their part of the step.

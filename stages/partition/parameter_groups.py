@@ -58,13 +58,16 @@ def parameter_groups(trace: TraceTables, costs: Mapping[str, Cost], modules: Mod
                 state_bytes=round(sum(states[n] for n in trainable) / learnt) if learnt else 0,
                 forward_s=part.forward_s,
                 backward_s=part.backward_s + again,
-                saved_bytes=part.crossing if segment >= 0 else part.saved,
+                saved_bytes=(part.crossing if segment >= 0 else part.saved) + part.between,
                 forward_peak_bytes=part.forward_peak,
                 backward_peak_bytes=max(part.backward_peak, part.forward_peak if segment >= 0 else 0),
                 segment=segment,
                 backward_with_gradients_bytes=max(part.with_gradients, part.forward_peak if segment >= 0 else 0),
                 first_saved_bytes=part.first_saved,
+                entering_bytes=part.entering,
                 incoming_bytes=part.incoming,
+                leaving_bytes=part.leaving,
+                end_peak_bytes=part.end_peak,
             )
         )
     return rows

@@ -8,12 +8,13 @@ import pytest
 
 from stowage.stages.ir.errors import MIB
 from tests.matrix import some
+from tests.sharding.peaks import CASES
 from tests.sharding.ranks import run_on_ranks
 
 STATES = 5
 
 
-@pytest.mark.parametrize("name", some(["gpt2", "gpt2_untied", "gpt2_wide"], keep=["gpt2"]))
+@pytest.mark.parametrize("name", some(CASES, keep=["gpt2_untied"]))
 def test_no_rank_takes_more_than_predicted_and_little_less(name: str, fit_stores: Path) -> None:
     results = run_on_ranks("tests.sharding.peaks", str(fit_stores), name)
     assert len(results) == 2 * STATES

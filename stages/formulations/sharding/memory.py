@@ -9,6 +9,8 @@ has the n-th part:
 - After a group's backward its weights are freed. Its gradients, c N′ bytes, are copied into a buffer to be reduced,
   which stays until the next group is reduced; what a rank keeps of them, s N′ / n bytes, stays until the update.
 - Activations that forward has saved are freed as backward uses them.
+- Where a group is gathered, and where its gradients are reduced, there is more than what has been saved: what has just
+  been computed, gradients of what the group has returned, gradients of the root that wait.
 - The root is gathered first and reduced last; its activations are at the turn from forward to backward.
 
 A moment is a row of the exact choice: a constant, and bytes for each group and state. What is gathered again is added
@@ -104,6 +106,10 @@ class _Replay:
             + g.saved_bytes
             + g.forward_peak_bytes
             + g.backward_peak_bytes
+            + g.end_peak_bytes
+            + abs(g.entering_bytes)
+            + abs(g.incoming_bytes)
+            + abs(g.leaving_bytes)
             for g in self._groups
         )
         self._note("between_steps")
@@ -127,9 +133,11 @@ class _Replay:
             self._constant += self._groups[root].first_saved_bytes
         for place, i in enumerate(self._order):
             g = self._groups[i]
+            self._constant += g.entering_bytes
             self._ask(i)
             self._copy_out(i)
             self._ask_all(self._order[place + 1 : place + 1 + ahead])
+            self._constant -= g.entering_bytes
             self._note(f"forward_{i}", g.forward_peak_bytes)
             self._add(i, lambda state, g=g: 0 if state.keep else -gathered_bytes(g))  # type: ignore[misc]
             self._constant += g.saved_bytes
@@ -150,27 +158,25 @@ class _Replay:
             self._ask_all(order[:ahead])
             self._constant -= g.saved_bytes - g.first_saved_bytes
             self._note(f"turn_{root}", g.backward_peak_bytes - g.first_saved_bytes)
-        incoming = 0  # what is there when a group's backward begins, in `_constant`
         for place, i in enumerate(order):
             g = self._groups[i]
-            self._constant += g.incoming_bytes - incoming
-            incoming = g.incoming_bytes
+            self._constant += g.incoming_bytes
             same = [j for j in order[place:] if g.segment >= 0 and self._groups[j].segment == g.segment]
             for j in same or [i]:
                 self._ask(j)
                 self._copy_out(j)
             self._ask_all(order[place + 1 : place + 1 + ahead])
-            self._constant -= g.saved_bytes
+            self._constant -= g.incoming_bytes + g.saved_bytes
             both = g.backward_peak_bytes + gradient_bytes(g)
-            self._note(f"backward_{i}", min(both, g.backward_with_gradients_bytes or both) - incoming)
-            following = self._groups[order[place + 1]].incoming_bytes if place + 1 < len(order) else 0
-            self._constant += following - incoming
-            incoming = following
+            self._note(f"backward_{i}", min(both, g.backward_with_gradients_bytes or both))
+            self._constant += g.leaving_bytes
             self._reduce(i)
+            self._constant -= g.leaving_bytes
             yield i
         if root is not None:
-            self._constant -= self._groups[root].first_saved_bytes
-            self._note(f"backward_{root}", gradient_bytes(self._groups[root]))
+            g = self._groups[root]
+            self._constant -= g.first_saved_bytes
+            self._note(f"backward_{root}", max(gradient_bytes(g), g.end_peak_bytes))
             self._reduce(root)
             yield root
 

@@ -8,6 +8,8 @@ What FSDP2 does, as its code has it, on the memory of one device:
 - When a group's part of backward has ended, its weights are freed, unless the group is the last; then all its gradients
   are copied into a buffer to be reduced, the gradients are freed, and the buffer stays until the next group is reduced.
 - What a rank keeps of the gradients stays until the optimizer has used it.
+- Where it gathers and reduces, there is more than what forward has saved: what has just been computed,
+  gradients of what a group has returned, gradients of the root, which wait for the end of backward.
 """
 
 from __future__ import annotations
@@ -152,9 +154,11 @@ class _Replay:
             self._ahead(self._order[: self._rules.prefetch])
             self.now += self._root.first_saved_bytes
         for i, g in enumerate(self._order):
+            self._count(g.entering_bytes)
             self._ask(g)
             self._have(g, linger=True)
             self._ahead(self._order[i + 1 : i + 1 + self._rules.prefetch])
+            self._count(0)
             self._touch(g.forward_peak_bytes, "forward of", g)
             if not self._choice[g.group].keep:
                 self._let_go(g)
@@ -177,28 +181,29 @@ class _Replay:
             self.now -= self._root.saved_bytes - self._root.first_saved_bytes
             self._touch(self._root.backward_peak_bytes - self._root.first_saved_bytes, "loss of", self._root)
         for i, g in enumerate(backwards):
-            self._incoming(g)
+            self._count(g.incoming_bytes)
             together = [o for o in backwards[i:] if g.segment >= 0 and o.segment == g.segment] or [g]
             for other in together:
                 self._ask(other)
                 self._have(other, linger=False)
             self._ahead(backwards[i + 1 : i + 1 + self._rules.prefetch])
             self.now -= g.saved_bytes
-            self._touch(_with_gradients(g) - g.incoming_bytes, "backward of", g)
-            self._incoming(backwards[i + 1] if i + 1 < len(backwards) else None)
+            self._count(0)
+            self._touch(_with_gradients(g), "backward of", g)
+            self._count(g.leaving_bytes)
             self._reduce(g)
+        self._count(0)
         if self._root is not None:
             self.now -= self._root.first_saved_bytes
-            self._touch(_gradients(self._root), "end of", self._root)
+            self._touch(max(_gradients(self._root), self._root.end_peak_bytes), "end of", self._root)
             self._reduce(self._root)
         self.now -= self._reducing
         self._reducing = 0
 
-    def _incoming(self, g: ParameterGroup | None) -> None:
-        """Count what is there when a group's backward begins, and no longer what was there before."""
-        self.now -= self._counted
-        self._counted = g.incoming_bytes if g is not None else 0
-        self.now += self._counted
+    def _count(self, nbytes: int) -> None:
+        """Count what is there at this moment beside what forward has saved, and no longer what was there before."""
+        self.now += nbytes - self._counted
+        self._counted = nbytes
 
     def _ahead(self, groups: Sequence[ParameterGroup]) -> None:
         for g in groups:
