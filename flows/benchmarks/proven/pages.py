@@ -23,8 +23,8 @@ OURS = Section(
     "plain PyTorch's peak; *smallest* is the least budget for which our rules find a plan. *Optimal* is said within a "
     "thousandth. Where a plan is further "
     "than a hundredth, either side may be loose: the bound counts memory at its cuts alone, and the plan is what was "
-    "found within seconds. *Proven in* is what the bound and the search by cuts add to planning; of the long model, whose "
-    "calls are too large to run here, times are the roofline's.",
+    "found within seconds. *Proven in* is what the bound and the search by cuts add to planning. Times of the long "
+    "model, whose calls are too large to run here, are the roofline's.",
     PROVEN,
     (
         text("model", "model"),
