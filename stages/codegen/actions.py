@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 from stowage.stages.codegen.calls import Calls
 from stowage.stages.codegen.guarding import Guarding
@@ -91,7 +92,9 @@ class Actions:
             calls = [written_over(calls[0], self.taken[row.row], self.trace)]
         if not node.random or self.total[row.node] == 1:
             for i, call in enumerate(calls):
-                self._calls.call(call, again, note if i == len(calls) - 1 else "")
+                last, guard = i == len(calls) - 1, self.guarding.of_call(call, row)
+                with self.guarding.under(guard) if not guard & ALWAYS else nullcontext():
+                    self._calls.call(call, again, note if last else "")
             self._gradients_changed(node)
             return
         own = set(node.creates)
