@@ -154,7 +154,9 @@ def solve_costed(
         else:
             solved = solve_frozen_ways(solve, variants, freezable, budget, lower_tier)
             seconds = seconds_for_cuts(cut_seconds, since_s, time.monotonic()) if lower_tier is None else 0.0
-            solved = frozen_bound(solved, needed_variant(variants, solved.summary.variant), variants, freezable, seconds)
+            solved = frozen_bound(
+                solved, needed_variant(variants, solved.summary.variant), variants, freezable, seconds
+            )
             solved = reserve.stated(solved)
     store.add(key, solved)
     return solved, options

@@ -1,8 +1,8 @@
 """Plans a step that freezes with and without codes for what is frozen, and keeps the faster plan.
 
-Planners see the step in which everything trains. Codes that stand for a value only while something is frozen take memory
-there and spare none. So plans with them are looked for apart from the others, each within the memory of its own worst
-mask, and compared by the time under the mean mask.
+Planners see the step in which everything trains. Codes that stand for a value only while something is frozen would
+take memory there and spare none. So plans with them are looked for apart from the others, each within the memory of its
+own worst mask, and compared by the time under the mean mask.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def solve_frozen_ways(
     failures: list[Infeasible] = []
     for name in ("", *names):
         try:
-            found.append(solve_freezing(lambda n, name=name: solve(n, name), way_of, freezable, budget_bytes, lower_tier))
+            found.append(
+                solve_freezing(lambda n, name=name: solve(n, name), way_of, freezable, budget_bytes, lower_tier)
+            )
         except Infeasible as failure:
             if not names:
                 raise

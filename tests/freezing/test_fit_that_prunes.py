@@ -1,4 +1,4 @@
-"""`fit` with leave for `top10` and masks that change: equal to plain PyTorch with hooks, in the memory that is predicted."""
+"""`fit` with leave for `top10` and masks that change: equal to plain PyTorch with hooks, within the memory."""
 
 from __future__ import annotations
 

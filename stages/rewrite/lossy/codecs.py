@@ -259,6 +259,6 @@ CODECS: dict[str, Codec] = {codec.name: codec for codec in _codecs()}
 
 
 def allowed(kinds: Iterable[str], *, freezes: bool) -> tuple[str, ...]:
-    """Return the names of the codecs that leave for some kinds is for, in a step that freezes or in one that does not."""
+    """Return the names of the codecs that leave for some kinds is for, in a step that freezes or not."""
     wanted = set(kinds)
     return tuple(c.name for c in CODECS.values() if c.kind in wanted and (freezes or not c.for_freezing))

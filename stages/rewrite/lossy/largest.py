@@ -4,8 +4,8 @@ SlimFit (section 5): backward of a layer normalisation whose weight and bias do 
 which small |x̂| add little, so that they may be taken for 0. Here x itself is kept where |x̂| is among the largest of the
 whole tensor, and is the mean of its row elsewhere, so that backward's own kernel finds 0 there.
 
-Where the weight is frozen in some steps and trains in others, x is kept besides for those in which it trains, and copied
-over what was unpacked (`ir.whole_copies`). The gradient of the bias reads nothing of x.
+Where the weight is frozen in some steps and trains in others, x is kept besides for those in which it trains, and
+copied over what was unpacked (`ir.whole_copies`). The gradient of the bias reads nothing of x.
 """
 
 from __future__ import annotations
