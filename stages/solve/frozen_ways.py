@@ -45,9 +45,8 @@ def solve_frozen_ways(
     failures: list[Infeasible] = []
     for name in ("", *names):
         try:
-            found.append(
-                solve_freezing(lambda n, name=name: solve(n, name), way_of, freezable, budget_bytes, lower_tier)
-            )
+            own = partial(_named, solve, name)
+            found.append(solve_freezing(own, way_of, freezable, budget_bytes, lower_tier))
         except Infeasible as failure:
             if not names:
                 raise
@@ -60,6 +59,10 @@ def solve_frozen_ways(
     if len(found) + len(failures) == 1:
         return found[0]
     return _beside(found, failures, _everything(solve, way_of, freezable, budget_bytes, lower_tier))
+
+
+def _named(solve: SolveWay, name: str, nbytes: int) -> Solved:
+    return solve(nbytes, name)
 
 
 def _everything(
