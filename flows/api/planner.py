@@ -30,6 +30,7 @@ from stowage.stages.ir.trace import TraceTables
 from stowage.stages.optimizers import Bench, KnownOptimizer
 from stowage.stages.profile import CostStore, Similar, estimated_costs
 from stowage.stages.rewrite import variants_of
+from stowage.stages.rewrite.lossy import allowed
 from stowage.stages.runtime.sharding.agreement import agree
 from stowage.stages.runtime.sharding.ranks import Ranks
 from stowage.stages.sensitivity import StepTensors, gradient_errors
@@ -245,7 +246,8 @@ class Planner:
             if self.ranks is not None:  # a rank's own gradient, of whole parameters: averaging makes it no less true
                 trace = with_updates(recorded, self.model, micro_batch=MicroBatch())
             with live() as tensors:
-                return gradient_errors(trace, lossy.kinds, tensors, progress=self.watch.part)
+                kinds = allowed(lossy.kinds, freezes=self.freeze is not None)
+                return gradient_errors(trace, kinds, tensors, progress=self.watch.part)
 
         return Leave(self.lossy, errors)
 

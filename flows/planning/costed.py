@@ -27,7 +27,7 @@ from stowage.stages.options.store import OptionStore
 from stowage.stages.partition import Limits, make_blocks, make_variants
 from stowage.stages.profile import CostStore, profile_variants
 from stowage.stages.rewrite import rewritten, variants_of
-from stowage.stages.rewrite.lossy import Classes, choices
+from stowage.stages.rewrite.lossy import Classes, allowed, choices
 from stowage.stages.solve import Variant, eager_peak_bytes
 from stowage.stages.trace import Recorded, parameters_of, record_step, with_updates
 
@@ -144,12 +144,13 @@ def cost_recorded(recorded: Recorded, step: StepToPlan, how: Costing) -> Costed:
     extra = [whole] if step.largest is not None else []
     errors: Sequence[GradientError] = ()
     if step.leave is not None:
-        extra += Classes(trace).everywhere(step.leave.lossy.kinds)
+        freezable = how.freeze.freezable(trace) if how.freeze is not None else None
+        extra += Classes(trace).everywhere(allowed(step.leave.lossy.kinds, freezes=freezable is not None))
     known = profiled([*traces.values(), *extra])
     if step.leave is not None:
         how.progress("errors")
         errors = step.leave.errors(trace, step.leave.lossy)
-        names = choices(trace, {c.signature: c for c in known}, errors, step.leave.lossy)
+        names = choices(trace, {c.signature: c for c in known}, errors, step.leave.lossy, freezable)
         traces |= {name: rewritten(trace, name) for name in names}
         known = profiled([*traces.values(), *extra])
     if how.freeze is not None:

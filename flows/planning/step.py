@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from functools import partial
 
 from stowage.flows.planning.costed import Costed, block_options, cost_step, cost_traces
 from stowage.flows.planning.effort import QUICK, Effort, processor_s, stores_folder, target_device
@@ -17,7 +16,7 @@ from stowage.stages.settings.sizes import resolve_budget
 from stowage.stages.solve import Known, Reserve, Solved, check_method, solve_variants
 from stowage.stages.solve.cuts.frozen_bound import frozen_bound
 from stowage.stages.solve.cuts.proven import seconds_for_cuts
-from stowage.stages.solve.frozen import solve_freezing
+from stowage.stages.solve.frozen_ways import solve_frozen_ways
 
 __all__ = [
     "QUICK",
@@ -138,13 +137,14 @@ def solve_costed(
     how.progress("solve")
     known = known or Known()
 
-    def solve(nbytes: int) -> Solved:
+    def solve(nbytes: int, rewrite: str = "") -> Solved:
         request = replace(
             how.request(nbytes, target),
             errors=costed.errors,
             max_gradient_error=costed.max_gradient_error,
             cut_seconds=cut_seconds if freezable is None else 0.0,
             planning_since_s=since_s,
+            rewrite=rewrite,
         )
         return solve_variants(variants, options, request, known)
 
@@ -152,10 +152,11 @@ def solve_costed(
         if freezable is None:
             solved = reserve.stated(solve(budget))
         else:
-            way = partial(needed_variant, variants)
-            solved = solve_freezing(solve, way, freezable, budget, lower_tier)
+            solved = solve_frozen_ways(solve, variants, freezable, budget, lower_tier)
             seconds = seconds_for_cuts(cut_seconds, since_s, time.monotonic()) if lower_tier is None else 0.0
-            solved = frozen_bound(solved, way(solved.summary.variant), variants, freezable, seconds)
+            solved = frozen_bound(
+                solved, needed_variant(variants, solved.summary.variant), variants, freezable, seconds
+            )
             solved = reserve.stated(solved)
     store.add(key, solved)
     return solved, options

@@ -91,7 +91,7 @@ class Actions:
             calls = [written_over(calls[0], self.taken[row.row], self.trace)]
         if not node.random or self.total[row.node] == 1:
             for i, call in enumerate(calls):
-                self._calls.call(call, again, note if i == len(calls) - 1 else "")
+                self._call(call, row, again, note if i == len(calls) - 1 else "")
             self._gradients_changed(node)
             return
         own = set(node.creates)
@@ -105,6 +105,16 @@ class Actions:
         self.names.lines[start:] = ["    " + line for line in self.names.lines[start:]]
         if again and self.runs[row.node] == self.total[row.node]:
             self.names.lines.append(f"run.random.forget({node.node})")
+
+    def _call(self, call: Call, row: PlanRow, again: bool, note: str) -> None:
+        """Write a call, under its own guard where it has one."""
+        guard = self.guarding.of_call(call, row)
+        if guard & ALWAYS:
+            self._calls.call(call, again, note)
+            return
+        self.names.ensure(call.reads[0])  # what it writes is there in every run of the row
+        with self.guarding.under(guard):
+            self._calls.call(call, again, note)
 
     def updates(self, rows: Sequence[PlanRow]) -> None:
         """Write updates of the same guard with nothing between as one step of the optimizer, a line a gradient."""

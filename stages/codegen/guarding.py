@@ -9,13 +9,13 @@ from dataclasses import replace
 
 from stowage.stages.codegen.names import Identifiers
 from stowage.stages.freezing.guards import guards_of
-from stowage.stages.freezing.outputs import optional_results
+from stowage.stages.freezing.outputs import copied_guards, optional_results
 from stowage.stages.ir.arguments import active_text
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.plan import PlanRow
 from stowage.stages.ir.step import Step
 from stowage.stages.ir.trace import Call, TraceTables
-from stowage.stages.ir.units import ALWAYS, Unit, bits_of, spans
+from stowage.stages.ir.units import ALWAYS, Unit, bits_of, implies, spans
 
 _OPTIONAL = "active"
 
@@ -33,6 +33,7 @@ class Guarding:
     ) -> None:
         self._trace, self._nodes, self._units, self._names = trace, nodes, units, names
         self._of = bits_of(units)
+        self._copied = copied_guards(trace, units) if units else {}
         self._guards = guards_of(trace, nodes, [Step.of(row) for row in rows], units) if units else None
 
     def guard(self, row: PlanRow) -> int:
@@ -73,6 +74,11 @@ class Guarding:
         finally:
             self._names.guard = before
         self._names.surround("" if guard & ALWAYS else self._active(guard), start)
+
+    def of_call(self, call: Call, row: PlanRow) -> int:
+        """Return the guard under which a row makes a call; `ALWAYS` where it does whenever it runs."""
+        found = self._copied.get(call.call)
+        return ALWAYS if found is None or implies(self.guard(row), found.guard) else found.guard
 
     def with_flags(self, call: Call, row: PlanRow) -> Call:
         """Return a call that leaves out results which a run does not read."""

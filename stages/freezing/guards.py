@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from stowage.stages.freezing.outputs import StandIn, stand_ins
+from stowage.stages.freezing.outputs import StandIn, copied_guards, stand_ins
 from stowage.stages.freezing.owners import Owners
 from stowage.stages.freezing.stretches import persistent_guards, started_by
 from stowage.stages.ir.actions import ACTIONS, STARTS
@@ -39,6 +39,7 @@ class Guards:
         after: the guard under which storages that a row makes or reads are in memory behind it.
         releases: what is dropped behind a row unless something of a guard trains, besides what the plan frees.
         lacking: storages that a row reads where they are there, with their guards: the norms of gradients.
+        wholes: storages that a row copies over codes only if something of their guards trains, with these.
         stand_ins: arguments of which only the form may be needed, each with the guard under which it is there.
         forgets: the guard of the later runs of a random node, where they may all be skipped though this run is not.
         later_runs: the guard of the later runs of a random node.
@@ -49,6 +50,7 @@ class Guards:
     after: dict[int, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
     releases: dict[int, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
     lacking: dict[int, dict[int, int]] = field(default_factory=dict)
+    wholes: dict[int, dict[int, int]] = field(default_factory=dict)
     stand_ins: dict[int, list[StandIn]] = field(default_factory=dict)
     forgets: dict[int, int] = field(default_factory=dict)
     later_runs: dict[int, int] = field(default_factory=dict)
@@ -71,6 +73,7 @@ class _Backwards:
     ) -> None:
         self._trace, self._nodes, self._steps = trace, nodes, steps
         self._owners = Owners(trace, nodes, units)
+        self._copied = copied_guards(trace, units)
         self.found = Guards([ALWAYS] * len(steps))
         self._need = defaultdict[int, int](int, self._owners.kept)
         """Of each temporary storage, the guard of what reads its copy on the device later."""
@@ -105,7 +108,8 @@ class _Backwards:
     def _compute(self, number: int, step: Step) -> None:
         node, found = self._nodes[step.node], self.found
         later = {s: self._need.pop(s, 0) for s in node.creates}
-        guard = self._guard(number, node, later)
+        wholes = {self._copied[c].source: self._copied[c].guard for c in node.calls if c in self._copied}
+        guard = joined(self._guard(number, node, later), *wholes.values())
         found.rows[number] = guard
         found.outputs[number] = later
         for storage in node.creates:
@@ -120,6 +124,9 @@ class _Backwards:
         if any(own != guard for own in lacking.values()):
             found.lacking[number] = dict(lacking)
         own = dict(lacking)
+        if wholes := {s: own for s, own in wholes.items() if not implies(guard, own) and self._reads_once(node, s)}:
+            found.wholes[number] = wholes
+            own |= wholes
         for one in stand_ins(self._trace, node, later, guard):
             there = joined(one.guard, self._need[one.storage])
             if not implies(guard, there):  # else what reads it later keeps it anyway
@@ -133,6 +140,10 @@ class _Backwards:
             if runs and not implies(guard, runs):
                 found.forgets[number] = runs
             self._later_runs[step.node] = joined(runs, guard)
+
+    def _reads_once(self, node: ComputeNode, storage: int) -> bool:
+        reads = (self._trace.values[v].storage for c in node.calls for v in self._trace.calls[c].reads)
+        return self._owners.passing(storage) and sum(s == storage for s in reads) == 1
 
     def _guard(self, number: int, node: ComputeNode, later: Mapping[int, int]) -> int:
         """Return the guard of a row that computes a node, from those of what reads its results."""

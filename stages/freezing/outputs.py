@@ -1,4 +1,8 @@
-"""Finds what backward kernels need not do under a mask: results that a flag asks for, and arguments for these alone."""
+"""Finds what backward need not do under a mask.
+
+Kernels have flags for their results and arguments for some of these alone, and whole values are copied over codes for
+what trains.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.trace import Call, TraceTables
-from stowage.stages.ir.units import ALWAYS, implies
+from stowage.stages.ir.units import ALWAYS, Unit, bits_of, implies, joined
+from stowage.stages.ir.whole_copies import whole_copies
 
 FLAGGED = frozenset(
     {
@@ -67,6 +72,28 @@ def without_unread(
     calls: Sequence[Call] = [trace.calls[c] for c in node.calls]
     out = {o.storage for c in calls for o in optional_results(trace, c, later, guard) if not o.guard & mask}
     return replace(node, creates=tuple(s for s in node.creates if s not in out)) if out else node
+
+
+@dataclass(frozen=True)
+class Copied:
+    """A whole value that is copied over what was unpacked of it only if something of a guard trains.
+
+    Attributes:
+        source: the storage of the whole value.
+        guard: the units for which it is copied.
+    """
+
+    source: int
+    guard: int
+
+
+def copied_guards(trace: TraceTables, units: Sequence[Unit]) -> Mapping[int, Copied]:
+    """Return what `whole_copies` finds, by call, with its guard."""
+    of = bits_of(units)
+    return {
+        call: Copied(copy.source, joined(*(of.get(name, ALWAYS) for name in copy.parameters)) or ALWAYS)
+        for call, copy in whole_copies(trace).items()
+    }
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,7 @@ class Guarded:
             nbytes = sum(self.trace.storages[s].nbytes for s in absent)
             reads = tuple(s for s in node.reads if s not in absent)
             node = replace(node, reads=reads, workspace_bytes=node.workspace_bytes + nbytes)
-        lacking: Mapping[int, int] = guards.lacking.get(number, {})
+        lacking: Mapping[int, int] = {**guards.lacking.get(number, {}), **guards.wholes.get(number, {})}
         if not lacking:
             return node
         return replace(node, reads=tuple(s for s in node.reads if lacking.get(s, mask) & mask))
@@ -148,7 +148,7 @@ class Guarded:
         releases = self.guards.releases.get(number, {})
         unmade = set(self.nodes[step.node].creates).difference(nodes[step.node].creates) if step.node >= 0 else set()
         unmade |= {one.storage for one in self.guards.stand_ins.get(number, ()) if not one.guard & mask}
-        lacking = self.guards.lacking.get(number, {})
+        lacking = {**self.guards.lacking.get(number, {}), **self.guards.wholes.get(number, {})}
         return [
             s for s, later in releases.items() if not later & mask and s not in unmade and lacking.get(s, mask) & mask
         ]

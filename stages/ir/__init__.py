@@ -42,4 +42,5 @@
 - `units`: units of parameters that are frozen together, and sets of them.
 - `updates`: writes and reads the calls that happen to gradients.
 - `variant`: names of variants of a trace.
+- `whole_copies`: copies of whole values over codes, for steps in which something trains.
 """

@@ -25,8 +25,8 @@ KINDS: dict[str, str] = {
     "relu1bit": "1 bit for what only ReLU's backward reads: exact",
     "gelu2bit": "2 bits for what only GELU's backward reads",
     "silu2bit": "2 bits for what only SiLU's backward reads",
-    "top10": "the tenth, farthest from the mean and with indices, of what only a layer normalisation that never trains "
-    "reads, as SlimFit has it",
+    "top10": "the tenth, farthest from the mean and with indices, of what only a layer normalisation reads while it is "
+    "frozen, as SlimFit has it",
 }
 """Kinds of codes that values may be kept in for backward."""
 

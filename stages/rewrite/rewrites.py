@@ -28,6 +28,7 @@ class Rewrite:
         sites: the calls at which it can be made, each by itself, in order.
         exact: whether every number stays the same, bit for bit.
         asked: it is made only where the user has asked for it by name.
+        for_freezing: it spares memory only in steps that freeze something.
         places: for each site a call of the block that the rewrite changes; None where that is the site itself.
     """
 
@@ -36,6 +37,7 @@ class Rewrite:
     sites: Calls
     exact: bool = True
     asked: bool = False
+    for_freezing: bool = False
     places: Calls | None = None
 
     def everywhere(self, trace: TraceTables) -> TraceTables:
@@ -55,6 +57,7 @@ def _packing(codec: Codec) -> Rewrite:
         lambda trace: [saved.maker for saved in compressed_sites(trace, codec)],
         exact=codec.exact,
         asked=True,
+        for_freezing=codec.for_freezing,
         places=lambda trace: [saved.last for saved in compressed_sites(trace, codec)],
     )
 

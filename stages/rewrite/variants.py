@@ -72,6 +72,12 @@ def is_asked(variant: str) -> bool:
     return any(name in REWRITES and REWRITES[name].asked for name, _ in VariantName.of(variant).parts)
 
 
+def is_for_freezing(variant: str) -> bool:
+    """Say whether a variant has rewrites that spare memory only in steps that freeze something."""
+    names = [name for name, _ in VariantName.of(variant).parts]
+    return any(name in REWRITES and REWRITES[name].for_freezing for name in names)
+
+
 def load_variant(folder: Path, variant: str) -> TraceTables:
     """Read a trace and rewrite it as its variant.
 

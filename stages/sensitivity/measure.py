@@ -35,14 +35,15 @@ def gradient_errors(
     """Measure the error of each class and kind, with nothing else packed.
 
     An error is the largest change of the gradient on any of the batches, with some more for others, over the root mean
-    square of the gradient's norm on all of them.
+    square of the gradient's norm on all of them. Codes for what is frozen are measured where all of the class is
+    frozen, without the gradients that nothing then computes.
 
     Forward runs once for each batch, and backward once for each class and kind of each batch: all of them in as much
     memory as plain PyTorch takes.
 
     Args:
         trace: the step as it was recorded.
-        kinds: kinds of codes.
+        kinds: names of codecs.
         live: the model's tensors with those of a batch, for each batch.
         around: surrounds the work; restores the random generators.
         progress: called with the number of backward runs done and their total.
@@ -50,18 +51,21 @@ def gradient_errors(
     kinds = tuple(kinds)
     classes = Classes(trace)
     changes = dict.fromkeys(classes.members(kinds), 0.0)
-    norm = 0.0
+    norms = dict.fromkeys(changes, 0.0)
     with around():
         for number, each in enumerate(live):
             forward = StoredForward(trace, each, classes.everywhere(kinds))
             exact = forward.gradients(trace)
-            norm += _squared(exact)
+            whole = _squared(exact)
             for done, (kind, name) in enumerate(changes, 1):
-                change = squared_distance(forward.gradients(classes.trace(kind, name)), exact)
+                packed, frozen = classes.frozen(kind, name)
+                own = {n: g for n, g in exact.items() if n not in frozen}
+                norms[kind, name] += whole - _squared({n: exact[n] for n in frozen if n in exact})
+                change = squared_distance(forward.gradients(packed), own)
                 changes[kind, name] = max(changes[kind, name], change)
                 progress(number * len(changes) + done, len(live) * len(changes))
-    scale = OTHER_DRAWS**2 * len(live) / norm if norm else 0.0
-    return [GradientError(kind, name, change * scale) for (kind, name), change in changes.items()]
+    scales = {key: OTHER_DRAWS**2 * len(live) / norm if norm else 0.0 for key, norm in norms.items()}
+    return [GradientError(kind, name, change * scales[kind, name]) for (kind, name), change in changes.items()]
 
 
 def gradient_error(

@@ -12,6 +12,7 @@
 - `summary`: what a plan states about itself.
 - `variants`, `mixtures`: plans for each rewrite of the trace, and for steps in which some blocks are rewritten.
 - `frozen`: plans for a step that freezes, within the memory of the worst choice of what trains.
+- `frozen_ways`: the same with and without codes for what is frozen.
 - `at_once`: plans without any search.
 - `evaluation`: plans for a forward alone.
 - `goals`, `free`, `reserve`: find the budget and what of it a plan may take.

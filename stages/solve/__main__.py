@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 
 from stowage.stages.freezing.choice import freezable_of
 from stowage.stages.freezing.copies import nodes_with_copies
@@ -41,7 +41,7 @@ from stowage.stages.solve import (
 )
 from stowage.stages.solve.curve import point_of, spread_points
 from stowage.stages.solve.cuts.frozen_bound import frozen_bound
-from stowage.stages.solve.frozen import solve_freezing
+from stowage.stages.solve.frozen_ways import solve_frozen_ways
 from stowage.stages.solve.goals import Solve, kept_of, least
 from stowage.stages.solve.parameters import configured_lower_tier, o_ilp_limits
 from stowage.stages.solver.outcome import SolverSettings
@@ -135,18 +135,25 @@ def main() -> None:
     def solve(budget_bytes: int, said: str = "", searches: int = O_ILP_SEARCHES, cut_seconds: float = 0.0) -> Solved:
         reserve = Reserve(target, budget_bytes, trace, said)
 
-        def whole(nbytes: int) -> Solved:
+        def whole(nbytes: int, rewrite: str = "") -> Solved:
             seconds = cut_seconds if freezable is None else 0.0
-            asked = replace(request, device_budget_bytes=nbytes, o_ilp_searches=searches, cut_seconds=seconds)
+            asked = replace(
+                request,
+                device_budget_bytes=nbytes,
+                o_ilp_searches=searches,
+                cut_seconds=seconds,
+                rewrite=rewrite,
+            )
             return solve_variants(variants, options, asked, known)
 
         with reserve.counted():
             if freezable is None:
                 return reserve.stated(whole(reserve.usable_bytes))
-            way = partial(needed_variant, variants)
-            found = solve_freezing(whole, way, freezable, reserve.usable_bytes, lower_tier)
+            found = solve_frozen_ways(whole, variants, freezable, reserve.usable_bytes, lower_tier)
             seconds = cut_seconds if lower_tier is None else 0.0
-            return reserve.stated(frozen_bound(found, way(found.summary.variant), variants, freezable, seconds))
+            return reserve.stated(
+                frozen_bound(found, needed_variant(variants, found.summary.variant), variants, freezable, seconds)
+            )
 
     def quick(budget_bytes: int) -> Solved:
         return solve(budget_bytes, searches=0)

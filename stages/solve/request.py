@@ -48,6 +48,8 @@ class PlanRequest:
         planning_since_s: when planning began, on the clock of `time.monotonic`. Cuts then take at most a tenth of the
             time since, so that a plan that is found at once is not waited for; None gives them all of `cut_seconds`.
         max_gradient_error: most that all of a plan's may do together, see `Lossy`.
+        rewrite: the one rewrite that plans are of; by default any but those with codes for what is frozen, which take
+            memory where everything trains.
     """
 
     device_budget_bytes: int
@@ -66,6 +68,7 @@ class PlanRequest:
     cut_seconds: float = 0.0
     planning_since_s: float | None = None
     max_gradient_error: float = math.inf
+    rewrite: str = ""
 
     def __post_init__(self) -> None:
         check_method(self.method)

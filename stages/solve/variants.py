@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from stowage.stages.ir.errors import Infeasible, NoRoomInLowerTier, size_text, size_texts
 from stowage.stages.ir.hierarchy import BlockCluster
 from stowage.stages.ir.plan import Option, PlanSummary
-from stowage.stages.rewrite import Way, is_asked, is_exact
+from stowage.stages.ir.variant import VariantName
+from stowage.stages.rewrite import Way, is_asked, is_exact, is_for_freezing
 from stowage.stages.rewrite.lossy import described
 from stowage.stages.solve.collection import rarely_collected
 from stowage.stages.solve.cuts.proven import Planned, proven
@@ -103,6 +104,7 @@ def _fastest(variants: Sequence[Variant], options: Sequence[Option], request: Pl
     failures: list[Infeasible] = []
     tried: list[Planned] = []
     bound_s = lower_bound_s(variants[0].nodes, request.lower_tier)
+    ways = [v for v in variants if _is_of(v, request.rewrite)]
 
     def plan(way: Way, request: PlanRequest = request) -> Solved:
         hashes = {b.block_hash for b in way.blocks}
@@ -116,7 +118,7 @@ def _fastest(variants: Sequence[Variant], options: Sequence[Option], request: Pl
             return True
         return request.lossy and described(variants[0].trace, way.name, request.errors)[1] <= request.max_gradient_error
 
-    for variant in filter(allowed, variants):
+    for variant in filter(allowed, ways):
         try:
             found.append(plan(variant))
         except Infeasible as failure:
@@ -129,7 +131,7 @@ def _fastest(variants: Sequence[Variant], options: Sequence[Option], request: Pl
     if not found:
         raise min(failures, key=lambda f: f.smallest_feasible_bytes)
     if all((_leaves_to_be_desired(s) or is_asked(s.summary.variant)) and not s.slots for s in found):
-        for way in mixtures(variants, options, request, known.part("mixtures")):
+        for way in mixtures(ways, options, request, known.part("mixtures")):
             if not allowed(way):
                 continue
             with suppress(Infeasible):  # rounding to slots can promise what the referee does not find
@@ -137,15 +139,20 @@ def _fastest(variants: Sequence[Variant], options: Sequence[Option], request: Pl
                 found.append(plan(way, replace(request, eviction_rules=0)))
                 tried.append(Planned(way, found[-1], mixture=True))
     smallest = min([s.summary.smallest_feasible_bytes for s in found] + [f.smallest_feasible_bytes for f in failures])
-    untried = [v for v in variants if (request.lossy or is_exact(v.name)) and all(t.way is not v for t in tried)]
+    untried = [v for v in ways if (request.lossy or is_exact(v.name)) and all(t.way is not v for t in tried)]
     found = proven(tried, untried, request, allowed)
-    best = _preferred(found)
+    best = preferred(found)
     lossy, error = described(variants[0].trace, best.summary.variant, request.errors)
     stated = replace(best.summary, smallest_feasible_bytes=smallest, lossy=lossy, gradient_error=error)
     return replace(best, summary=stated)
 
 
-def _preferred(found: Sequence[Solved]) -> Solved:
+def _is_of(way: Way, rewrite: str) -> bool:
+    """Say whether a way is of a rewrite, or, where none is named, of use where everything trains."""
+    return VariantName.of(way.name).rewrite == rewrite if rewrite else not is_for_freezing(way.name)
+
+
+def preferred(found: Sequence[Solved]) -> Solved:
     """Return the fastest plan; a lossy one only if it is faster than exact ones by more than measured times vary."""
     best = min(found, key=lambda s: s.summary.step_time_s)
     exact = min((s for s in found if s.summary.exact), key=lambda s: s.summary.step_time_s, default=best)

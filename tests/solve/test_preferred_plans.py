@@ -8,7 +8,7 @@ import pytest
 
 from stowage.flows.planning.by_rules import blank_summary
 from stowage.stages.solve.summary import Solved
-from stowage.stages.solve.variants import NOISE, _preferred
+from stowage.stages.solve.variants import NOISE, preferred
 
 
 def plan(time_s: float, *, exact: bool) -> Solved:
@@ -18,10 +18,10 @@ def plan(time_s: float, *, exact: bool) -> Solved:
 @pytest.mark.parametrize(("lossy_s", "taken"), [(1 - NOISE / 2, True), (1 - 2 * NOISE, False), (1.1, True)])
 def test_a_lossy_plan_must_be_faster_than_noise(lossy_s: float, taken: bool) -> None:
     found = [plan(1.2, exact=True), plan(lossy_s, exact=False), plan(1.0, exact=True)]
-    best = _preferred(found)
+    best = preferred(found)
     assert best.summary.exact == taken
     assert best.summary.step_time_s == (1.0 if taken else lossy_s)
 
 
 def test_where_no_exact_plan_fits_a_lossy_one_is_taken() -> None:
-    assert _preferred([plan(2.0, exact=False), plan(1.0, exact=False)]).summary.step_time_s == 1.0
+    assert preferred([plan(2.0, exact=False), plan(1.0, exact=False)]).summary.step_time_s == 1.0

@@ -101,7 +101,7 @@ STATIC = Section(
     "normalisations are read on the way to a unit before them, whatever of these is frozen. Of matrix products with "
     "weights the inputs alone are saved, and go with their units. A layer normalisation that is frozen computes no "
     "gradients of weight and bias, and still reads its input; it is semi-static with codes alone, which keep a "
-    "quarter of it (int8) or, where it never trains, a fifth (top10).",
+    "quarter of it (int8) or, while it is frozen, a fifth (top10).",
     SLIMFIT,
     (
         text("model", "model"),

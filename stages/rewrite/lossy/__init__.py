@@ -13,13 +13,14 @@
 
 from stowage.stages.rewrite.lossy.choose import candidates, choices
 from stowage.stages.rewrite.lossy.classes import Classes, described
-from stowage.stages.rewrite.lossy.codecs import CODECS, Codec
+from stowage.stages.rewrite.lossy.codecs import CODECS, Codec, allowed
 from stowage.stages.rewrite.lossy.compress import compress, compressed_sites
 
 __all__ = [
     "CODECS",
     "Classes",
     "Codec",
+    "allowed",
     "candidates",
     "choices",
     "compress",

@@ -16,11 +16,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from stowage.stages.ir.costs import Cost
+from stowage.stages.ir.freezable import Freezable
 from stowage.stages.ir.lossy import GradientError, Lossy
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.variant import VariantName
 from stowage.stages.rewrite.lossy.classes import Classes
-from stowage.stages.rewrite.lossy.codecs import CODECS
+from stowage.stages.rewrite.lossy.codecs import CODECS, allowed
 from stowage.stages.rewrite.masks import mask_draws
 
 STEPS = 1000
@@ -42,7 +43,7 @@ class Candidate:
         tensors: the class.
         sites: the rewrite's sites.
         squared_error: see `GradientError`.
-        bytes: bytes that wait less between forward and backward, in one step.
+        bytes: bytes that wait less between forward and backward, in one step, be it on the mean of steps.
         spared: the storages that wait no more.
         seconds: what packing, unpacking and computing again take, in one step.
     """
@@ -56,16 +57,33 @@ class Candidate:
     spared: frozenset[int] = frozenset()
 
 
-def choices(trace: TraceTables, costs: Mapping[str, Cost], errors: Sequence[GradientError], lossy: Lossy) -> list[str]:
+def choices(
+    trace: TraceTables,
+    costs: Mapping[str, Cost],
+    errors: Sequence[GradientError],
+    lossy: Lossy,
+    freezable: Freezable | None = None,
+) -> list[str]:
     """Return names of variants in which some classes are packed, from the one that spares most bytes to the least.
+
+    Where something is frozen, those that are of use in any step come first, then those with codes for what is frozen.
 
     Args:
         trace: the step as it was recorded.
         costs: the cost of every call of it and of `Classes.everywhere`.
         errors: what was measured.
         lossy: the leave.
+        freezable: what the step may freeze.
     """
-    found = candidates(trace, costs, errors, lossy)
+    found = candidates(trace, costs, errors, lossy, freezable)
+    always = [c for c in found if not CODECS[c.rewrite].for_freezing]
+    names = dict.fromkeys(_named(trace, always, lossy))
+    if len(always) < len(found):
+        names |= dict.fromkeys(_named(trace, found, lossy))
+    return list(names)
+
+
+def _named(trace: TraceTables, found: Sequence[Candidate], lossy: Lossy) -> list[str]:
     if not found:
         return []
     masks = tuple(range(len(mask_draws(trace))))
@@ -87,25 +105,34 @@ def _name(taken: Iterable[Candidate], masks: Sequence[int]) -> str:
 
 
 def candidates(
-    trace: TraceTables, costs: Mapping[str, Cost], errors: Sequence[GradientError], lossy: Lossy
+    trace: TraceTables,
+    costs: Mapping[str, Cost],
+    errors: Sequence[GradientError],
+    lossy: Lossy,
+    freezable: Freezable | None = None,
 ) -> list[Candidate]:
-    """Return what may be chosen: within the limit by itself, and sparing bytes."""
+    """Return what may be chosen: within the limit by itself, and sparing bytes.
+
+    What is spared only while something is frozen counts by the share of units that are.
+    """
     classes = Classes(trace)
-    members = classes.members(lossy.kinds)
+    members = classes.members(allowed(lossy.kinds, freezes=freezable is not None))
+    frozen = 1 - freezable.active / len(freezable.units) if freezable is not None else 0.0
     before = _Totals.of(trace, costs)
     rows = {(e.kind, e.tensors): e.squared_error for e in errors}
     found = []
     for kind, name in members:
         error = 0.0 if CODECS[kind].exact else rows.get((kind, name), math.inf)
         if error <= lossy.max_gradient_error**2:
-            after = _Totals.of(classes.trace(kind, name), costs)
+            after = _Totals.of(classes.frozen(kind, name)[0], costs)
+            share = frozen if CODECS[kind].for_freezing else 1.0
             found.append(
                 Candidate(
                     kind,
                     name,
                     tuple(site for site, _ in members[kind, name]),
                     error,
-                    before.waiting_bytes - after.waiting_bytes,
+                    int(share * (before.waiting_bytes - after.waiting_bytes)),
                     max(after.seconds - before.seconds, 0.0),
                     frozenset().union(*(saved.freed for _, saved in members[kind, name])),
                 )

@@ -10,12 +10,16 @@ from functools import cached_property
 from stowage.stages.ir.lossy import GradientError
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.variant import VariantName
+from stowage.stages.ir.whole_copies import whole_copies
 from stowage.stages.rewrite.lossy.codecs import CODECS
 from stowage.stages.rewrite.lossy.compress import compress_values
 from stowage.stages.rewrite.lossy.saved import Saved, saved_values
 
 ALONE = " alone"
 """End of the name of a class of values of which nothing is computed again."""
+
+WHILE_FROZEN = " while frozen"
+"""End of the name of a class of values that are packed only for steps in which what reads them is frozen."""
 
 _MANY = "*"
 """Stands in the name of a class for the number of a layer."""
@@ -69,7 +73,7 @@ def described(trace: TraceTables, variant: str, errors: Iterable[GradientError])
     for (kind, name), members in Classes(trace).members(parts).items():
         sites = parts[kind]
         if sites is None or not {site for site, _ in members}.isdisjoint(sites):
-            found.append(f"{kind}: {name}")
+            found.append(f"{CODECS[kind].kind}: {name}")
             squared += 0.0 if CODECS[kind].exact else rows.get((kind, name), math.inf)
     return tuple(found), math.sqrt(squared)
 
@@ -94,19 +98,31 @@ class Classes:
         return [(value, f"{names[value.maker]}{ALONE}") for value in saved]
 
     def members(self, kinds: Iterable[str]) -> dict[tuple[str, str], list[tuple[int, Saved]]]:
-        """Return for each kind and class the sites of the kind's rewrite, each with the value that is packed there."""
+        """Return for each codec and class the sites of its rewrite, each with the value that is packed there.
+
+        Args:
+            kinds: names of codecs.
+        """
         found: dict[tuple[str, str], list[tuple[int, Saved]]] = defaultdict(list)
         for kind in kinds:
             codec = CODECS[kind]
             values = self._alone if codec.alone else self._saved
             for site, (saved, name) in enumerate(v for v in values if codec.fits(self._trace, v[0])):
-                found[kind, name].append((site, saved))
+                found[kind, f"{name}{WHILE_FROZEN}" if codec.for_freezing else name].append((site, saved))
         return dict(found)
 
     def trace(self, kind: str, name: str) -> TraceTables:
         """Return the trace in which one class alone is kept in one kind."""
         members = self.members([kind])[kind, name]
         return compress_values(CODECS[kind], self._trace, [saved for _, saved in members])
+
+    def frozen(self, kind: str, name: str) -> tuple[TraceTables, frozenset[str]]:
+        """Return the same trace as it is where what decides is frozen, and the parameters which that are."""
+        codec, members = CODECS[kind], self.members([kind])[kind, name]
+        if not codec.for_freezing:
+            return self.trace(kind, name), frozenset()
+        frozen = frozenset().union(*(copy.parameters for copy in whole_copies(self.trace(kind, name)).values()))
+        return compress_values(codec.while_frozen(), self._trace, [saved for _, saved in members]), frozen
 
     def everywhere(self, kinds: Iterable[str]) -> list[TraceTables]:
         """Return for each kind the trace in which all classes are kept in it: their calls are those of any choice."""

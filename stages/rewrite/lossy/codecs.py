@@ -6,7 +6,7 @@ A codec is two functions that write calls. What is unpacked has the form of the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -41,6 +41,9 @@ class Codec:
         unpack: writes calls that make a value of the same form from what is kept.
         exact: whether backward computes the same bits with it.
         alone: it packs what one operator of backward reads, and nothing is computed again of it.
+        leave: the kind under which leave is given; its name by default.
+        unpack_frozen: `unpack` in steps in which what decides is frozen, where that is another: then the codec is of
+            use only in steps that freeze.
     """
 
     name: str
@@ -50,6 +53,22 @@ class Codec:
     unpack: Callable[[Lines, Codes, Value], int]
     exact: bool = False
     alone: bool = False
+    leave: str = ""
+    unpack_frozen: Callable[[Lines, Codes, Value], int] | None = None
+
+    @property
+    def kind(self) -> str:
+        """Return the kind under which leave is given."""
+        return self.leave or self.name
+
+    @property
+    def for_freezing(self) -> bool:
+        """Return whether it is of use only in steps that freeze."""
+        return self.unpack_frozen is not None
+
+    def while_frozen(self) -> Codec:
+        """Return what it does in steps in which what decides is frozen."""
+        return replace(self, unpack=self.unpack_frozen, unpack_frozen=None) if self.unpack_frozen else self
 
     def fits(self, trace: TraceTables, saved: Saved) -> bool:
         """Say whether it can pack a value and what goes with it, in fewer bits than they have."""
@@ -222,8 +241,24 @@ def _codecs() -> list[Codec]:
         Codec("gelu2bit", 2, GELU.fits, GELU.pack, GELU.unpack, alone=True),
         Codec("silu2bit", 2, SILU.fits, SILU.pack, SILU.unpack, alone=True),
         Codec("top10", BITS, Largest.fits, Largest.pack, Largest.unpack, alone=True),
+        Codec(
+            "top10_frozen",
+            BITS,
+            Largest.fits_while_frozen,
+            Largest.pack,
+            Largest.unpack_unless_trained,
+            alone=True,
+            leave="top10",
+            unpack_frozen=Largest.unpack,
+        ),
     ]
 
 
 CODECS: dict[str, Codec] = {codec.name: codec for codec in _codecs()}
 """Codecs by name."""
+
+
+def allowed(kinds: Iterable[str], *, freezes: bool) -> tuple[str, ...]:
+    """Return the names of the codecs that leave for some kinds is for, in a step that freezes or not."""
+    wanted = set(kinds)
+    return tuple(c.name for c in CODECS.values() if c.kind in wanted and (freezes or not c.for_freezing))

@@ -128,13 +128,16 @@ class Lines:
         """Return a value's row."""
         return self.emitter.values[value]
 
-    def make(self, target: str, *args: Any, form: Form, name: str, inside: bool = False, **kwargs: Any) -> int:
+    def make(
+        self, target: str, *args: Any, form: Form, name: str, inside: bool = False, kind: str = "", **kwargs: Any
+    ) -> int:
         """Add a call that makes a tensor in a storage of its own, and return its value.
 
-        With `inside` only calls of the same place read it, and all of them are one compute node.
+        With `inside` only calls of the same place read it, and all of them are one compute node. The storage has a
+        `kind` in its name.
         """
         name = f"{self.place.prefix}_{name}"
-        again = AGAIN if self.place.phase == "backward" else ""
+        again = kind + (AGAIN if self.place.phase == "backward" else "")
         storage = self.emitter.storage(form.nbytes, f"{name}{INSIDE if inside else again}")
         made = self.emitter.value(name, form, storage)
         self._add(target, args, kwargs, made)
@@ -155,6 +158,10 @@ class Lines:
         made = self.emitter.value(f"{self.place.prefix}_{name}", Form.like(row), row.storage, row.offset)
         self._add(target, (tensor(into), *args), kwargs, made, mutates=(row.storage,))
         return made
+
+    def fill(self, target: str, into: int, *args: Any) -> None:
+        """Add a call that writes into a tensor, which keeps its value."""
+        self._add(target, (tensor(into), *args), {}, -1, mutates=(self.form(into).storage,))
 
     def view(self, target: str, of: int, *args: Any, name: str, shape: Sequence[int], offset: int = 0) -> int:
         """Add a call that returns a contiguous window on a tensor, and return its value."""

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from stowage.stages.freezing.outputs import SHAPED
+from stowage.stages.freezing.outputs import SHAPED, copied_guards
 from stowage.stages.freezing.owners import Owners
 from stowage.stages.freezing.times import chance
 from stowage.stages.ir.freezable import Freezable
@@ -56,6 +56,7 @@ class CertainGuards:
         owners = {way.way.name: Owners(way.way.trace, way.way.nodes, freezable.units) for way, _ in union.samples}
         named = {way.way.name: way for way, _ in union.samples}
         owners = {name: Owners(way.way.trace, way.way.nodes, freezable.units) for name, way in named.items()}
+        wholes = {name: copied_guards(way.way.trace, freezable.units) for name, way in named.items()}
         way = union.samples[0][0]
         kept = {union.values[way.values[s]]: guard for s, guard in owners[way.way.name].kept.items()}
         self.kept = {value: guard for value, guard in kept.items() if value in graph.stays}
@@ -82,6 +83,9 @@ class CertainGuards:
             self.first[node.node] = self.share(guard)
             self.again[node.node] = run if guard & ALWAYS else max(0.0, min(run, 2 * run - self.first[node.node]))
             special = dict(self._special(union, way, sample, mine))
+            for call in sample.calls:
+                if (copied := wholes[way.way.name].get(call)) is not None:
+                    special[union.values[way.values[copied.source]]] = copied.guard, -1
             for value in graph.reads[node.node]:
                 served = graph.serving(node.node, value)
                 if value in special:
