@@ -150,7 +150,8 @@ def cost_recorded(recorded: Recorded, step: StepToPlan, how: Costing) -> Costed:
     if step.leave is not None:
         how.progress("errors")
         errors = step.leave.errors(trace, step.leave.lossy)
-        names = choices(trace, {c.signature: c for c in known}, errors, step.leave.lossy, freezable)
+        frozen = freezable.frozen_share if freezable is not None else None
+        names = choices(trace, {c.signature: c for c in known}, errors, step.leave.lossy, frozen)
         traces |= {name: rewritten(trace, name) for name in names}
         known = profiled([*traces.values(), *extra])
     if how.freeze is not None:

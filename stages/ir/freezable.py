@@ -32,6 +32,11 @@ class Freezable:
     units: tuple[Unit, ...]
     active: int
 
+    @property
+    def frozen_share(self) -> float:
+        """Return the share of units that is frozen in each step at least."""
+        return 1 - self.active / len(self.units)
+
 
 @dataclass(frozen=True)
 class FreezeChoice:

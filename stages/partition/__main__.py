@@ -34,7 +34,8 @@ def main() -> None:
     lossy = everything.lossy.leave
     if lossy is not None:
         errors = read_rows(ARTIFACTS / "trace" / ERRORS, GradientError)
-        traces |= {name: rewritten(trace, name) for name in choices(trace, costs, errors, lossy)}
+        # What is frozen, if anything, is for `solve` to say.
+        traces |= {name: rewritten(trace, name) for name in choices(trace, costs, errors, lossy, frozen=1.0)}
     for rewrite, made_of in make_variants(traces, costs, **how, limits=limits).items():
         for chain, made in made_of.items():
             name = VariantName(rewrite, chain).text

@@ -15,7 +15,7 @@ from stowage.stages.ir.table import read_record, write_rows
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.profile import CostStore, profile_variants
 from stowage.stages.rewrite import variants_of
-from stowage.stages.rewrite.lossy import Classes
+from stowage.stages.rewrite.lossy import Classes, allowed
 from stowage.stages.settings import load_settings
 
 
@@ -29,7 +29,10 @@ def main() -> None:
     with Progress() as bar:
         task = bar.add_task("profile", total=None)
         costs = profile_variants(
-            [*variants_of(trace).values(), *(Classes(trace).everywhere(lossy.kinds) if lossy else ())],
+            [
+                *variants_of(trace).values(),
+                *(Classes(trace).everywhere(allowed(lossy.kinds, freezes=True)) if lossy else ()),
+            ],
             target,
             CostStore(STORE / "costs"),
             costs=settings.costs,

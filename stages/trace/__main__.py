@@ -16,6 +16,7 @@ from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.lossy import ERRORS, GradientError
 from stowage.stages.ir.table import read_record, write_rows
 from stowage.stages.kernels import ReturnedStore, known_outputs
+from stowage.stages.rewrite.lossy import allowed
 from stowage.stages.sensitivity import StepTensors, gradient_errors
 from stowage.stages.settings import load_settings
 from stowage.stages.trace import MicroBatch, record_step, with_updates
@@ -69,7 +70,7 @@ def main() -> None:
         live = [StepTensors.of(workload.model, batch, recorded.outside) for batch in batches]
         # Ranks measure nothing: it is the gradient of whole parameters on one rank's batches.
         whole = trace if settings.ranks == 1 else with_updates(recorded, workload.model)
-        write_rows(table, GradientError, gradient_errors(whole, lossy.kinds, live))
+        write_rows(table, GradientError, gradient_errors(whole, allowed(lossy.kinds, freezes=True), live))
     write_origin(ORIGIN, root, parameters, files, trace.meta.configuration_hash, locations)
     print(f"trace: {len(trace.calls)} calls, {len({c.signature for c in trace.calls})} of them distinct")
 

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from stowage.stages.ir.costs import Cost
-from stowage.stages.ir.freezable import Freezable
 from stowage.stages.ir.lossy import GradientError, Lossy
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.variant import VariantName
@@ -62,20 +61,21 @@ def choices(
     costs: Mapping[str, Cost],
     errors: Sequence[GradientError],
     lossy: Lossy,
-    freezable: Freezable | None = None,
+    frozen: float | None = None,
 ) -> list[str]:
     """Return names of variants in which some classes are packed, from the one that spares most bytes to the least.
 
-    Where something is frozen, those that are of use in any step come first, then those with codes for what is frozen.
+    Where something may be frozen, those that are of use in any step come first, then those with codes for what is
+    frozen.
 
     Args:
         trace: the step as it was recorded.
         costs: the cost of every call of it and of `Classes.everywhere`.
         errors: what was measured.
         lossy: the leave.
-        freezable: what the step may freeze.
+        frozen: the share of units that is frozen in a step; None where nothing ever is.
     """
-    found = candidates(trace, costs, errors, lossy, freezable)
+    found = candidates(trace, costs, errors, lossy, frozen)
     always = [c for c in found if not CODECS[c.rewrite].for_freezing]
     names = dict.fromkeys(_named(trace, always, lossy))
     if len(always) < len(found):
@@ -109,15 +109,14 @@ def candidates(
     costs: Mapping[str, Cost],
     errors: Sequence[GradientError],
     lossy: Lossy,
-    freezable: Freezable | None = None,
+    frozen: float | None = None,
 ) -> list[Candidate]:
     """Return what may be chosen: within the limit by itself, and sparing bytes.
 
-    What is spared only while something is frozen counts by the share of units that are.
+    What is spared only while something is frozen counts by the share of units that is.
     """
     classes = Classes(trace)
-    members = classes.members(allowed(lossy.kinds, freezes=freezable is not None))
-    frozen = 1 - freezable.active / len(freezable.units) if freezable is not None else 0.0
+    members = classes.members(allowed(lossy.kinds, freezes=frozen is not None))
     before = _Totals.of(trace, costs)
     rows = {(e.kind, e.tensors): e.squared_error for e in errors}
     found = []
@@ -125,7 +124,7 @@ def candidates(
         error = 0.0 if CODECS[kind].exact else rows.get((kind, name), math.inf)
         if error <= lossy.max_gradient_error**2:
             after = _Totals.of(classes.frozen(kind, name)[0], costs)
-            share = frozen if CODECS[kind].for_freezing else 1.0
+            share = frozen or 0.0 if CODECS[kind].for_freezing else 1.0
             found.append(
                 Candidate(
                     kind,
