@@ -16,6 +16,7 @@ import torch
 from stowage.stages.ir.errors import ParameterError, PlanMismatchError, TableError
 from stowage.stages.ir.run import StepRecord
 from stowage.stages.ir.table import record_of
+from stowage.stages.runtime.files.folder import is_there
 from stowage.stages.runtime.files.source import TensorSource
 from stowage.stages.runtime.offload.contents import Contents
 from stowage.stages.train.checkpoint import (
@@ -69,7 +70,7 @@ def open_file(path: Path, kind: str, contents: Contents, hint: str = HINT) -> Te
         ParameterError: there is none.
         TableError: it is something else, or not what was written.
     """
-    if not path.exists():
+    if not is_there(path):
         what = {CHECKPOINT: "checkpoint", OPTIMIZER: "state of an optimizer", MODEL: "model"}[kind]
         raise ParameterError(f"There is no {what} at {path}.")
     file = contents.open(path, hint)

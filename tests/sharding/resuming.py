@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import sys
 import warnings
 from collections.abc import Mapping
@@ -169,6 +170,10 @@ def refusals(run: Training, folder: Path) -> list[str]:
         content = bytearray(shard.read_bytes())
         content[-1] ^= 1
         shard.write_bytes(bytes(content))
+    killed = folder / "killed"  # over the first checkpoint, before its index was there
+    if rank == 0:
+        killed.mkdir()
+        shutil.copy(next(damaged.glob("rank-00000-*")), killed)
     dist.barrier()
 
     def full(*_: Any) -> str:
@@ -186,6 +191,7 @@ def refusals(run: Training, folder: Path) -> list[str]:
         sentence(lambda: run.save(folder / f"place {rank}")),
         sentence(lambda: run.save(folder / "a file")),
         sentence(lambda: run.load(folder / "nothing")),
+        sentence(lambda: run.load(killed)),
         sentence(lambda: run.load(damaged)),
     ]
 

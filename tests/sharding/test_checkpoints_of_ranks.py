@@ -134,7 +134,7 @@ def test_what_cannot_be_saved_or_loaded_is_refused_on_all_ranks(trained: tuple[P
     for words, other in zip(*said, strict=True):
         assert words
         assert other
-    half, weights, states, places, file, nothing, damaged = said[0]
+    half, weights, states, places, file, nothing, killed, damaged = said[0]
     assert half == said[1][0]
     assert "Rank 1 could not write its part of" in half
     assert "checkpoint: no room" in half
@@ -143,8 +143,9 @@ def test_what_cannot_be_saved_or_loaded_is_refused_on_all_ranks(trained: tuple[P
     assert "Ranks save to different places" in places
     assert "a file is a file, and the checkpoint of several ranks is a folder" in file
     assert "There is no checkpoint at" in nothing
+    assert "There is no checkpoint at" in killed
     assert "is damaged, or was changed after it was written" in damaged
-    assert "is damaged, or was changed after it was written" in said[1][6]
+    assert "is damaged, or was changed after it was written" in said[1][7]
 
 
 def test_a_save_that_fails_leaves_no_other_files(trained: tuple[Path, list[Any]]) -> None:

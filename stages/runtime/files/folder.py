@@ -21,6 +21,9 @@ from stowage.stages.runtime.files.tensor_file import TensorFile
 INDEX = "checkpoint.safetensors"
 """The file that lists the others."""
 
+PART = "rank-"
+"""The names of the others begin with this."""
+
 PLACES, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 """Where the safetensors files of `torch.distributed.checkpoint` say which part of a whole tensor theirs is."""
 
@@ -35,6 +38,13 @@ class Part:
     file: TensorFile
     offsets: tuple[int, ...]
     shape: tuple[int, ...]
+
+
+def is_there(path: Path) -> bool:
+    """Say whether there is something at a path besides what a run was killed over, that wrote its first checkpoint."""
+    if not path.is_dir() or (path / INDEX).exists():
+        return path.exists()
+    return not all(part.name.startswith((PART, ".")) for part in path.iterdir())
 
 
 def own_name(name: str, rank: int) -> str:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from stowage.stages.runtime.files.folder import TensorFolder
+from stowage.stages.runtime.files.folder import TensorFolder, is_there
 from stowage.stages.runtime.files.source import TensorSource
 from stowage.stages.runtime.files.tensor_file import Entry, TensorFile, Visitor, write_tensors
 from stowage.stages.runtime.files.torch_file import write_torch
@@ -151,7 +151,7 @@ class Contents:
 
     def sees(self, path: Path) -> bool:
         """Return whether there is something at a path, for all ranks where there are several."""
-        return path.exists()
+        return is_there(path)
 
     def together(self, work: Callable[[], Result]) -> Result:
         """Return what `work` returns; where several ranks call this, none goes on if it fails for one of them."""

@@ -14,7 +14,7 @@ from torch import nn
 
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.optimizers import bare_step, twin_of
-from stowage.stages.runtime.files.folder import TensorFolder, own_name
+from stowage.stages.runtime.files.folder import PART, TensorFolder, is_there, own_name
 from stowage.stages.runtime.files.source import TensorSource
 from stowage.stages.runtime.files.tensor_file import Entry, TensorFile, Visitor
 from stowage.stages.runtime.files.torch_file import write_torch
@@ -171,7 +171,7 @@ class ShardedContents(Contents):
         Raises:
             ParameterError: there is for some ranks only.
         """
-        found = self._sharding.ranks.all(path.exists())
+        found = self._sharding.ranks.all(is_there(path))
         if any(found) and not all(found):
             raise ParameterError(
                 f"{path} is there for rank {found.index(True)} and not for rank {found.index(False)}: name a place on "
@@ -255,7 +255,7 @@ class ShardedContents(Contents):
         for name, tensor in own.items():
             pieces.append(_common(Entry(own_name(name, ranks.rank), tensor, self._visit(tensor))))
         mark = ranks.from_first(lambda: secrets.token_hex(4))
-        file = f"rank-{ranks.rank:05}-of-{ranks.count:05}-{mark}.safetensors"
+        file = f"{PART}{ranks.rank:05}-of-{ranks.count:05}-{mark}.safetensors"
         with ranks.failures.named(f"the checkpoint at {path}"):
             write_pieces(path, file, pieces, metadata, ranks.group)
 

@@ -25,7 +25,7 @@ from torch.futures import Future
 
 from stowage.stages.ir.errors import StowageError
 from stowage.stages.ir.files import make_folder
-from stowage.stages.runtime.files.folder import INDEX, OFFSETS, PLACES, SHARDS
+from stowage.stages.runtime.files.folder import INDEX, OFFSETS, PART, PLACES, SHARDS
 from stowage.stages.runtime.files.tensor_file import Entry, write_tensors
 
 
@@ -115,7 +115,7 @@ class _Writer(StorageWriter):
         listed = {SHARDS: json.dumps({"files": files, "layouts": layouts})}
         entries = [piece.entry for piece in self._pieces.values() if piece.offsets is None]
         write_tensors(self._folder / INDEX, entries, {**self._metadata, **listed})
-        for old in [*self._folder.glob("rank-*"), *self._folder.glob(".rank-*")]:  # the latter of killed writers
+        for old in [*self._folder.glob(f"{PART}*"), *self._folder.glob(f".{PART}*")]:  # the latter of killed writers
             if old.name not in files:
                 with contextlib.suppress(OSError):
                     old.unlink()
