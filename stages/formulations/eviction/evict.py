@@ -20,6 +20,9 @@ from stowage.stages.formulations.eviction.rule import Rule
 from stowage.stages.formulations.eviction.step import EvictionStep
 from stowage.stages.formulations.eviction.values import SHORTEST, Values
 
+MOST_RUNS = 3
+"""Runs that a schedule may have, in numbers of nodes: with next to no room cheap nodes run again and again."""
+
 NEVER = 2.0
 """Place in time of what is never needed, in steps."""
 
@@ -44,6 +47,8 @@ def evict(
     step: EvictionStep, rule: Rule, budget_bytes: int, limit_s: float = math.inf, kept: Kept | None = None
 ) -> list[Run] | None:
     """Return the runs of a step within a budget, or None where the rule finds no room or the runs take too long.
+
+    More than `MOST_RUNS` for each node are too long, too.
 
     Args:
         step: the step.
@@ -130,7 +135,7 @@ class _Eviction:
         """Run a node whose reads are in memory."""
         step, values = self._step, self._values
         self._left_s -= step.time_s[node]
-        if self._left_s < 0:
+        if self._left_s < 0 or len(self.runs) >= MOST_RUNS * len(step.reads):
             raise _NoScheduleError
         new_bytes = sum(step.nbytes[v] for v in step.creates[node] if not values.in_memory[v])
         taken_bytes = next((step.nbytes[v] for v in step.takes[node] if values.dies_in(v, node)), 0)
