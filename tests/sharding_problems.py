@@ -18,18 +18,22 @@ BYTES = st.integers(0, 9000)
 def groups(draw: st.DrawFn, most: int = 4) -> tuple[ParameterGroup, ...]:
     """Up to `most` groups, some of them frozen in part or whole, the first perhaps the root."""
     count = draw(st.integers(1, most))
+    late = draw(st.permutations(range(1, count + 1)))
     with_root, in_pairs = draw(st.booleans()), draw(st.booleans())
     found = []
     for i in range(count):
         saved = draw(BYTES)
         elements = draw(st.integers(1, 9000))
+        trainable = draw(st.sampled_from([elements, elements // 2, 0]))
+        root = with_root and i == 0
+        is_late = not root and draw(st.booleans())
         found.append(
             ParameterGroup(
                 group=i,
-                modules=("" if with_root and i == 0 else f"layer.{i}",),
+                modules=("" if root else f"layer.{i}",),
                 parameters=(),
                 elements=elements,
-                trainable=draw(st.sampled_from([elements, elements // 2, 0])),
+                trainable=trainable,
                 stored_bytes=draw(st.sampled_from([2, 4])),
                 compute_bytes=2,
                 state_bytes=8,
@@ -40,11 +44,14 @@ def groups(draw: st.DrawFn, most: int = 4) -> tuple[ParameterGroup, ...]:
                 backward_peak_bytes=draw(BYTES),
                 segment=i // 2 if in_pairs else -1,
                 backward_with_gradients_bytes=draw(BYTES),
-                first_saved_bytes=draw(st.integers(0, saved)) if with_root and i == 0 else 0,
-                entering_bytes=0 if with_root and i == 0 else draw(BYTES),
-                incoming_bytes=0 if with_root and i == 0 else draw(BYTES) - saved,
-                leaving_bytes=0 if with_root and i == 0 else draw(BYTES),
-                end_peak_bytes=draw(BYTES) if with_root and i == 0 else 0,
+                first_saved_bytes=draw(st.integers(0, saved)) if root else 0,
+                entering_bytes=0 if root else draw(BYTES),
+                incoming_bytes=0 if root else draw(BYTES) - saved,
+                leaving_bytes=0 if root else draw(BYTES),
+                end_peak_bytes=draw(BYTES) if root else 0,
+                last_trainable=draw(st.integers(0, trainable)),
+                after_root=late[i] if is_late else 0,
+                idle_in_backward=is_late and draw(st.booleans()),
             )
         )
     return tuple(found)

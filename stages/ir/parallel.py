@@ -85,6 +85,12 @@ class ParameterGroup:
             earlier groups have saved.
         end_peak_bytes: of the root, most bytes after the backward of all others, with all of its own gradients that
             are there; 0 where nothing is computed then.
+        last_trainable: scalar parameters of the last of its parameters that has a gradient, in FSDP2's order: FSDP2
+            frees that gradient after the reduction, all others before it.
+        after_root: 0 where FSDP2 frees its weights and reduces its gradients as its own part of backward ends. Where
+            nothing that it reads needs a gradient, FSDP2 is not told of that end, and does so after the root: its turn
+            among such groups, from 1.
+        idle_in_backward: nothing that it returns needs a gradient, so that it is not gathered in backward.
 
     A group whose `modules` hold the empty path is the root: what no other group has, tied weights among them. It is
     used at both ends of the model, so that its gathered weights stay from its forward to the end of backward.
@@ -110,6 +116,9 @@ class ParameterGroup:
     incoming_bytes: int = 0
     leaving_bytes: int = 0
     end_peak_bytes: int = 0
+    last_trainable: int = 0
+    after_root: int = 0
+    idle_in_backward: bool = False
 
     @property
     def is_root(self) -> bool:

@@ -10,6 +10,7 @@
 - `group_lives`: from when to when storages are in memory, and whose group they are.
 - `group_members`: decides which group of parameters each call belongs to.
 - `group_parts`: what each group takes of a step's time and memory.
+- `group_reductions`: when FSDP2 reduces each group's gradients.
 - `parameter_groups`: parameters that are gathered together, and their part of the step.
 - `scale`: a partitioned step in another size.
 """

@@ -24,11 +24,19 @@ class Modules:
         candidates: paths of modules that may be groups: none is inside another, and each is run by calling it.
         owners: name of a parameter -> paths of all modules that hold it; tied weights have several.
         segments: path of a module whose activations are checkpointed -> number of its segment.
+        collected: modules and names of parameters they hold, in the order in which FSDP2 collects them.
+        taking: paths of modules that read, beside their parameters, what needs a gradient.
+        returning: paths of modules that return what needs a gradient.
+        paths: paths of all modules, in the order of `named_modules()`.
     """
 
     candidates: tuple[str, ...]
     owners: Mapping[str, tuple[str, ...]]
     segments: Mapping[str, int]
+    collected: tuple[tuple[str, str], ...]
+    taking: frozenset[str]
+    returning: frozenset[str]
+    paths: tuple[str, ...]
 
 
 class Groups:

@@ -1,7 +1,7 @@
 """Finds the parameters that are gathered together, and what their part of the step takes: Elixir's profile of a model.
 
 It reads the trace alone, so that a model is profiled without being in memory. `group_members` says who belongs to which
-group, `group_parts` what the calls of each take.
+group, `group_parts` what the calls of each take, `group_reductions` when FSDP2 reduces its gradients.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from stowage.stages.ir.parallel import ParameterGroup
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.partition.group_members import Groups, Modules
 from stowage.stages.partition.group_parts import parts_of_groups
+from stowage.stages.partition.group_reductions import Reductions
 
 __all__ = ["Modules", "parameter_groups"]
 
@@ -33,6 +34,7 @@ def parameter_groups(trace: TraceTables, costs: Mapping[str, Cost], modules: Mod
     parts = parts_of_groups(trace, costs, groups)
     gradients = {g.parameter for g in trace.gradients if g.gradient_value >= 0}
     elements, stored = _parameter_sizes(trace)
+    reductions = Reductions(groups, modules, gradients)
     states: dict[str, int] = defaultdict(int)
     for storage in trace.storages:
         if storage.role == "state":
@@ -68,6 +70,9 @@ def parameter_groups(trace: TraceTables, costs: Mapping[str, Cost], modules: Mod
                 incoming_bytes=part.incoming,
                 leaving_bytes=part.leaving,
                 end_peak_bytes=part.end_peak,
+                last_trainable=elements[last] if (last := reductions.last(path)) else 0,
+                after_root=reductions.after_root(path),
+                idle_in_backward=reductions.is_idle(path),
             )
         )
     return rows

@@ -4,6 +4,7 @@
 - `samples.py`: a synthetic batch with the arguments that a model takes.
 - `data.py`: real tokens: a stream on disk, and batches that are a pure function of seed and iteration.
 - `user_batches.py`: batches that the user's function makes.
+- `called.py`: which modules are called, and what needs a gradient there.
 - `repeated.py`: blocks that are built alike, and a model with fewer of them.
 - `resize.py`: a batch with another number of samples.
 - `optimizers.py`: optimizers and learning-rate schedules by name.

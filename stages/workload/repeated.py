@@ -152,28 +152,6 @@ def _cut(blocks: nn.Module, count: int) -> Iterator[None]:
         blocks._modules.update(whole)
 
 
-class Called:
-    """Notes which modules of a model are called; paths are in the order of the first call."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.paths: dict[str, None] = {}
-        self._path_of = {id(module): path for path, module in model.named_modules()}
-
-    def _note(self, module: nn.Module, _arguments: Any) -> None:
-        path = self._path_of.get(id(module))
-        if path is not None:
-            self.paths.setdefault(path)
-
-    @contextmanager
-    def noting(self) -> Iterator[None]:
-        """Note what is called inside the block; global hooks leave the model's own modules alone."""
-        handle = nn.modules.module.register_module_forward_pre_hook(self._note)
-        try:
-            yield
-        finally:
-            handle.remove()
-
-
 def group_candidates(model: nn.Module, called: Mapping[str, Any]) -> tuple[str, ...]:
     """Return paths of modules that may be sharded as groups: blocks of lists, and large modules outside of them.
 
@@ -217,6 +195,25 @@ def owners_of(model: nn.Module) -> dict[str, tuple[str, ...]]:
         own = first.setdefault(id(parameter), name)
         found.setdefault(own, []).append(name.rpartition(".")[0])
     return {name: tuple(paths) for name, paths in found.items()}
+
+
+def collected_parameters(model: nn.Module) -> tuple[tuple[str, str], ...]:
+    """List modules and the first names of the parameters they hold, as `fully_shard` collects them: children first."""
+    first: dict[int, str] = {}
+    for name, parameter in model.named_parameters():
+        first.setdefault(id(parameter), name)
+    found: list[tuple[str, str]] = []
+    seen: set[int] = set()
+
+    def collect(path: str, module: nn.Module) -> None:
+        seen.add(id(module))
+        for name, child in module.named_children():
+            if id(child) not in seen:
+                collect(f"{path}.{name}" if path else name, child)
+        found.extend((path, first[id(p)]) for p in module.parameters(recurse=False))
+
+    collect("", model)
+    return tuple(found)
 
 
 def checkpointed_segments(model: nn.Module) -> dict[str, int]:

@@ -11,6 +11,7 @@ from torch import nn
 
 from stowage.flows.api.sharding.profile import Profile, profile_groups
 from stowage.flows.benchmarks.papers.machines import MACHINES
+from stowage.stages.ir.parallel import ParameterGroup
 from stowage.stages.workload.models import build_model
 from stowage.stages.workload.repeated import Repeated, repeated_lists
 from stowage.stages.workload.samples import sample_batch
@@ -54,6 +55,62 @@ def test_frozen_parameters_have_no_gradient_and_no_state(tmp_path: Path) -> None
     for group in groups:
         sizes = {n: model.get_parameter(n).numel() for n in group.parameters}
         assert group.trainable == sum(size for n, size in sizes.items() if n not in frozen)
+
+
+class Halves(nn.Module):
+    """An embedding and two blocks, each with an own weight beside its child's."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(8))
+            self.inside = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.inside(x * self.scale)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(64, 8)
+        self.blocks = nn.ModuleList(Halves.Block() for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.embedding(x)
+        for block in self.blocks:
+            x = block(x)
+        return x.sum()
+
+
+def of_halves(folder: Path, *frozen: str) -> dict[str, ParameterGroup]:
+    model = Halves()
+    for path in frozen:
+        model.get_submodule(path).requires_grad_(False)
+    batch = {"x": torch.zeros(4, 8, dtype=torch.int64)}
+    found = profile(model, batch, folder, loss=lambda outputs, batch: outputs)
+    return {g.modules[0]: g for g in found.groups}
+
+
+def test_a_group_that_reads_nothing_with_a_gradient_is_reduced_after_the_root(tmp_path: Path) -> None:
+    groups = of_halves(tmp_path)
+    assert {path: g.after_root for path, g in groups.items()} == {"": 0, "embedding": 1, "blocks.0": 0, "blocks.1": 0}
+    assert not any(g.idle_in_backward for g in groups.values())
+    groups = of_halves(tmp_path, "embedding", "blocks.0.inside")
+    assert {path: g.after_root for path, g in groups.items()} == {"": 0, "embedding": 1, "blocks.0": 2, "blocks.1": 0}
+    assert [path for path, g in groups.items() if g.idle_in_backward] == ["embedding"]
+
+
+def test_the_last_gradient_is_that_of_the_last_parameter_of_a_module_after_those_of_its_children(
+    tmp_path: Path,
+) -> None:
+    groups = of_halves(tmp_path)
+    assert groups["embedding"].last_trainable == 64 * 8
+    assert groups["blocks.0"].last_trainable == 8  # `scale`, though it is used first
+    model = Halves()
+    model.blocks[0].scale.requires_grad_(False)
+    model.blocks[0].inside.bias.requires_grad_(False)
+    batch = {"x": torch.zeros(4, 8, dtype=torch.int64)}
+    found = profile(model, batch, tmp_path, loss=lambda outputs, batch: outputs).groups
+    assert next(g for g in found if g.modules == ("blocks.0",)).last_trainable == 8 * 8
 
 
 BUILD = {

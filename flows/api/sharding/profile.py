@@ -24,11 +24,12 @@ from stowage.stages.profile import CostStore, profile_variants
 from stowage.stages.runtime.files.weights import stand_ins
 from stowage.stages.structure import tensors_of
 from stowage.stages.trace import record_step, with_updates
+from stowage.stages.workload.called import Called
 from stowage.stages.workload.calls import Loss
 from stowage.stages.workload.repeated import (
-    Called,
     Repeated,
     checkpointed_segments,
+    collected_parameters,
     group_candidates,
     owners_of,
     repeated_lists,
@@ -135,7 +136,13 @@ class _Step:
                 layouts={name: layout for name, layout in self.layouts.items() if name in names},
             )
         modules = Modules(
-            group_candidates(self.model, called.paths), owners_of(self.model), checkpointed_segments(self.model)
+            group_candidates(self.model, called.paths),
+            owners_of(self.model),
+            checkpointed_segments(self.model),
+            collected_parameters(self.model),
+            frozenset(called.taking),
+            frozenset(called.returning),
+            tuple(path for path, _ in self.model.named_modules()),
         )
         trace = with_updates(recorded, self.model, optimizer=self.optimizer)
         return _Traced(trace, modules, time.perf_counter() - started)

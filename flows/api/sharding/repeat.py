@@ -35,10 +35,13 @@ def repeat_rows(
             if (home.path, source) in by_block:
                 found.append((_renamed(by_block[home.path, source], home.path, source, index), index))
     segments: dict[tuple[int, int], int] = {}
+    late = sorted((row.after_root, number) for number, (row, _) in enumerate(found) if row.after_root)
+    turns = {number: turn for turn, (_, number) in enumerate(late, start=1)}
     return [
         replace(
             row,
             group=number,
+            after_root=turns.get(number, 0),
             segment=segments.setdefault((row.segment, index), len(segments)) if row.segment >= 0 else -1,
         )
         for number, (row, index) in enumerate(found)

@@ -8,6 +8,9 @@ has the n-th part:
   next group's weights are copied out; in backward it is freed at once.
 - After a group's backward its weights are freed. Its gradients, c N′ bytes, are copied into a buffer to be reduced,
   which stays until the next group is reduced; what a rank keeps of them, s N′ / n bytes, stays until the update.
+- The last of its gradients, c N″ bytes, is freed after the reduction, all others before it.
+- A group that reads nothing which needs a gradient keeps its weights and gradients until the root has been reduced; one
+  that returns nothing which needs a gradient is not gathered in backward.
 - Activations that forward has saved are freed as backward uses them.
 - Where a group is gathered, and where its gradients are reduced, there is more than what has been saved: what has just
   been computed, gradients of what the group has returned, gradients of the root that wait.
@@ -161,17 +164,21 @@ class _Replay:
         for place, i in enumerate(order):
             g = self._groups[i]
             self._constant += g.incoming_bytes
-            same = [j for j in order[place:] if g.segment >= 0 and self._groups[j].segment == g.segment]
-            for j in same or [i]:
-                self._ask(j)
-                self._copy_out(j)
-            self._ask_all(order[place + 1 : place + 1 + ahead])
+            if not g.idle_in_backward:
+                same = [j for j in order[place:] if g.segment >= 0 and self._groups[j].segment == g.segment]
+                for j in same or [i]:
+                    self._ask(j)
+                    self._copy_out(j)
+                self._ask_all(order[place + 1 : place + 1 + ahead])
             self._constant -= g.incoming_bytes + g.saved_bytes
             both = g.backward_peak_bytes + gradient_bytes(g)
             self._note(f"backward_{i}", min(both, g.backward_with_gradients_bytes or both))
-            self._constant += g.leaving_bytes
-            self._reduce(i)
-            self._constant -= g.leaving_bytes
+            if g.after_root:
+                self._constant += gradient_bytes(g)
+            else:
+                self._constant += g.leaving_bytes
+                self._reduce(i)
+                self._constant -= g.leaving_bytes
             yield i
         if root is not None:
             g = self._groups[root]
@@ -179,6 +186,14 @@ class _Replay:
             self._note(f"backward_{root}", max(gradient_bytes(g), g.end_peak_bytes))
             self._reduce(root)
             yield root
+        late = [i for i in order if self._groups[i].after_root]
+        for i in sorted(late, key=lambda i: self._groups[i].after_root):
+            self._constant -= gradient_bytes(self._groups[i])
+            self._reduce(i)
+            if i in self._arriving:  # gathered ahead, though idle
+                self._arriving.discard(i)
+                self._add_gathered(i, -self._buffer(self._groups[i]))
+            yield i
 
     def _ask_all(self, groups: Sequence[int]) -> None:
         for i in groups:
@@ -220,14 +235,19 @@ class _Replay:
 
     def _reduce(self, i: int) -> None:
         g = self._groups[i]
-        self._constant -= gathered_bytes(g) + self._reducing
+        if i in self._whole:
+            self._constant -= gathered_bytes(g)
+        else:  # not gathered in backward: whole only if it was kept, as the root always is
+            self._add(i, lambda state: -gathered_bytes(g) if state.keep else 0)
+        self._constant -= self._reducing
         self._reducing = gradient_bytes(g)
         self._constant += self._reducing
         if not self._reducing:
             return
         self._note(f"reduce_{i}", self._reducing)
         copied = self._reducing if self._problem.copies and self._ranks > 1 else 0
-        self._note(f"reduce_{i}", self._shard_of_gradients(g) + copied)
+        last = g.last_trainable * g.compute_bytes if self._ranks > 1 else 0
+        self._note(f"reduce_{i}", self._shard_of_gradients(g) + copied + last)
         if not self._accumulates:
             self._add_on_device(i, self._shard_of_gradients(g))
 

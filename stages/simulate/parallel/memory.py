@@ -7,6 +7,9 @@ What FSDP2 does, as its code has it, on the memory of one device:
 - Gloo, the engine of collectives on a CPU, makes a copy of what it gathers and of what it reduces while it works.
 - When a group's part of backward has ended, its weights are freed, unless the group is the last; then all its gradients
   are copied into a buffer to be reduced, the gradients are freed, and the buffer stays until the next group is reduced.
+- The last gradient of a group is freed after the reduction: FSDP2 goes through all of them and keeps hold of that one.
+- A group that reads nothing which needs a gradient, such as an embedding, keeps its weights and gradients until the
+  root has been reduced. One that returns nothing which needs a gradient is not gathered in backward.
 - What a rank keeps of the gradients stays until the optimizer has used it.
 - Where it gathers and reduces, there is more than what forward has saved: what has just been computed,
   gradients of what a group has returned, gradients of the root, which wait for the end of backward.
@@ -182,23 +185,39 @@ class _Replay:
             self._touch(self._root.backward_peak_bytes - self._root.first_saved_bytes, "loss of", self._root)
         for i, g in enumerate(backwards):
             self._count(g.incoming_bytes)
-            together = [o for o in backwards[i:] if g.segment >= 0 and o.segment == g.segment] or [g]
-            for other in together:
-                self._ask(other)
-                self._have(other, linger=False)
-            self._ahead(backwards[i + 1 : i + 1 + self._rules.prefetch])
+            if not g.idle_in_backward:
+                self._begin(g, backwards[i:])
             self.now -= g.saved_bytes
             self._count(0)
             self._touch(_with_gradients(g), "backward of", g)
             self._count(g.leaving_bytes)
-            self._reduce(g)
+            if g.after_root:
+                self.now += _gradients(g)
+            else:
+                self._reduce(g)
         self._count(0)
         if self._root is not None:
             self.now -= self._root.first_saved_bytes
             self._touch(max(_gradients(self._root), self._root.end_peak_bytes), "end of", self._root)
             self._reduce(self._root)
+        for g in sorted((g for g in self._order if g.after_root), key=lambda g: g.after_root):
+            self.now -= _gradients(g)
+            self._reduce(g)
+            self.now -= self._arriving.pop(g.group, 0)  # gathered ahead, though idle
         self.now -= self._reducing
         self._reducing = 0
+
+    def _begin(self, g: ParameterGroup, left: Sequence[ParameterGroup]) -> None:
+        """Gather what a group's part of backward needs, and the groups ahead of it.
+
+        Args:
+            g: the group.
+            left: it and the groups whose part of backward comes after its own, in that order.
+        """
+        for other in [o for o in left if g.segment >= 0 and o.segment == g.segment] or [g]:
+            self._ask(other)
+            self._have(other, linger=False)
+        self._ahead(left[1 : 1 + self._rules.prefetch])
 
     def _count(self, nbytes: int) -> None:
         """Count what is there at this moment beside what forward has saved, and no longer what was there before."""
@@ -219,13 +238,19 @@ class _Replay:
         self.now += gradients
         self._touch(gradients, "reducing", g)
         kept = self.shard_of_gradients(g)
-        self._touch(kept + (gradients if self._rules.copies and self._rules.ranks > 1 else 0), "reducing", g)
+        several = self._rules.ranks > 1
+        copied = gradients if self._rules.copies and several else 0
+        self._touch(kept + copied + (_last_gradient(g) if several else 0), "reducing", g)
         if not self.on_host(g) and not self._rules.accumulated:
             self.now += kept
 
 
 def _gradients(g: ParameterGroup) -> int:
     return g.trainable * g.compute_bytes
+
+
+def _last_gradient(g: ParameterGroup) -> int:
+    return g.last_trainable * g.compute_bytes
 
 
 def _with_gradients(g: ParameterGroup) -> int:
