@@ -38,7 +38,7 @@ Choose = Callable[[Sequence[ParameterGroup], ParallelMachine, int, int], Sequenc
 """Chooses a state for each group, given the budgets of a device and of the host in bytes."""
 
 
-UNSEEN_BYTES = 256 << 10
+UNSEEN_BYTES = 384 << 10
 """Bytes that a plan counts for what no trace shows: tensors that Python still refers to, and the engine's numbers."""
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
+from itertools import takewhile
 
 from stowage.stages.ir.trace import Call, TraceTables
 from stowage.stages.partition.group_members import ROOT, Groups
@@ -38,6 +40,7 @@ class Lives:
                 to_come.discard(storage)
         made: dict[int, Call] = {}
         last: dict[int, Call] = {}
+        users: dict[int, set[str]] = defaultdict(set)
         self.crossing: set[int] = set()
         for call in trace.calls:
             if call.phase == "update":
@@ -46,8 +49,13 @@ class Lives:
             for storage in used:
                 first = made.setdefault(storage, call)
                 last[storage] = call
+                users[storage].add(call.module)
                 if call.phase == "forward" and groups.of_call[first.call] != groups.of_call[call.call]:
                     self.crossing.add(storage)
+        frames = _Frames(trace, groups)
+        for storage, call in made.items():
+            if last[storage].phase == "forward":
+                last[storage] = frames.holding(call, last[storage], users[storage])
         self.maker = {s: groups.of_call[call.call] for s, call in made.items()}
         self.saved = {s for s, call in made.items() if call.phase == "forward" and last[s].phase == "backward"}
         self.born: dict[int, list[int]] = defaultdict(list)
@@ -87,3 +95,50 @@ class Lives:
             else:
                 found[path].append(call.call)
         return {call: path for path, calls in found.items() for call in calls}
+
+
+class _Frames:
+    """Says until when Python refers to what nothing reads any more.
+
+    What one module hands to another is a variable of the module around both, which lives until that returns; what the
+    model itself makes behind all groups, such as shifted labels, lives until it returns. A variable that is given
+    another value before counts too long.
+    """
+
+    def __init__(self, trace: TraceTables, groups: Groups) -> None:
+        self._calls = [call for call in trace.calls if call.phase == "forward"]
+        self._place = {call.call: place for place, call in enumerate(self._calls)}
+        self._group_of = groups.of_call
+        inside = [place for place, call in enumerate(self._calls) if groups.of_call[call.call] != ROOT]
+        self._behind = max(inside, default=len(self._calls))
+
+    def holding(self, made: Call, last: Call, users: Iterable[str]) -> Call:
+        """Return the call of forward with which a storage dies.
+
+        Args:
+            made: the call that makes it.
+            last: the last that reads it, in forward too.
+            users: paths of the modules whose calls make or read it.
+        """
+        if self._place[made.call] > self._behind:
+            return self._calls[-1]
+        paths = {tuple(path.split(".")) for path in users}
+        group = self._group_of[made.call]
+        if group == ROOT or len(paths) == 1:
+            return last
+        around = ".".join(_shared(paths))
+        if not _is_in(around, group):
+            return last
+        place = self._place[last.call]
+        while place + 1 < len(self._calls) and _is_in(self._calls[place + 1].module, around):
+            place += 1
+        return self._calls[place]
+
+
+def _shared(paths: Iterable[tuple[str, ...]]) -> list[str]:
+    """Return what paths have in common at their beginning."""
+    return [steps[0] for steps in takewhile(lambda steps: len(set(steps)) == 1, zip(*paths, strict=False))]
+
+
+def _is_in(path: str, around: str) -> bool:
+    return path == around or path.startswith(f"{around}.")

@@ -18,16 +18,16 @@ def _over(value: float) -> str:
 OURS = Section(
     "proven_ours",
     "Our plans",
-    "*Over the bound* is the predicted time of the plan over a time that no schedule within the budget beats, whatever "
-    "it keeps and computes again: 1.0000 is the optimum. Shares are of the activation budget, for the main job of "
-    "plain PyTorch's peak; *smallest* is the least budget for which our rules find a plan. *Optimal* is said within a "
-    "thousandth. Where a plan is further "
-    "than a hundredth, either side may be loose: the bound counts memory at its cuts alone, and the plan is what was "
-    "found within seconds. With more of them, the main job at 50% comes to 1.023 (15 s: the bound rises with six cuts), "
-    "the LSTM to 1.061 (40 s: both move; 1.288 before). *Proven in* is what the bound and the search by cuts add to "
-    "planning; where no cut is counted, the first program could not be built in time, and the bound is every operation "
-    "once. Costs were measured beside other work on the same two cores, so that steps are slower than elsewhere; plan "
-    "and bound have the same. Times of the long model, whose calls are too large to run here, are the roofline's.",
+    "*Over the bound* is the predicted time of the plan over a time that no schedule within the budget beats, "
+    "whatever it keeps and computes again: 1.0000 is the optimum. Shares are of the activation budget, for the "
+    "main job of plain PyTorch's peak; *smallest* is the least budget for which our rules find a plan. *Optimal* "
+    "is said within a thousandth. Where a plan is further than a hundredth, either side may be loose: the bound "
+    "counts memory at its cuts alone, and the plan is what was found within seconds. With more of them, the main "
+    "job at 50% comes to 1.023 (15 s: the bound rises with six cuts), the LSTM to 1.061 (40 s: both move; 1.288 "
+    "before). *Proven in* is what the bound and the search by cuts add to planning; where no cut is counted, the "
+    "first program could not be built in time, and the bound is every operation once. Costs were measured beside "
+    "other work on the same two cores, so that steps are slower than elsewhere; plan and bound have the same. "
+    "Times of the long model, whose calls are too large to run here, are the roofline's.",
     PROVEN,
     (
         text("model", "model"),
