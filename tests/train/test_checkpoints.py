@@ -295,6 +295,7 @@ def test_another_optimizer_a_missing_schedule_and_other_files(tmp_path: Path) ->
     save_model(weights, Contents(mine.model, None))
     text.write_text("not tensors at all")
     (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "notes").write_text("of somebody else")
     with_schedule = Contents(mine.model, mine.optimizer)
     refusals: list[tuple[str, Callable[[], Any]]] = [
         (
@@ -332,6 +333,18 @@ def test_another_optimizer_a_missing_schedule_and_other_files(tmp_path: Path) ->
         assert mine.held()[:3] == before[:3]
         assert "damaged" not in str(caught.value), "these files are good"
         assert "delete" not in str(caught.value)
+
+
+def test_what_ranks_leave_that_were_killed_over_their_first_checkpoint_is_none(tmp_path: Path) -> None:
+    mine = Everything(tmp_path)
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    assert mine.load(begun) is None
+    (begun / "rank-00000-of-00002-0123.safetensors").write_bytes(b"a part")
+    (begun / ".rank-00001-of-00002-0123.safetensors").write_bytes(b"a half")
+    before = mine.held()
+    assert mine.load(begun) is None
+    assert mine.held() == before
 
 
 def test_what_a_checkpoint_without_optimizer_is_for(tmp_path: Path) -> None:
