@@ -22,7 +22,7 @@ from stowage.flows.api.sharding.machine import host_memory, parallel_machine
 from stowage.flows.api.sharding.plan import ShardPlan
 from stowage.flows.api.sharding.profile import profile_groups
 from stowage.flows.planning.effort import stores_folder, target_device
-from stowage.stages.ir.errors import ParameterError
+from stowage.stages.ir.errors import ParameterError, TraceError
 from stowage.stages.ir.parallel import GroupChoice, ParallelMachine, ParameterGroup
 from stowage.stages.optimizers import on_shards, why_not_elementwise
 from stowage.stages.runtime.fsdp.apply import apply_choices
@@ -161,7 +161,12 @@ def _notice(optimizer: torch.optim.Optimizer | None, group: dist.ProcessGroup) -
     """Return what the first rank says of an optimizer whose last bits depend on how tensors are cut."""
     if optimizer is None or group.size() == 1 or group.rank():
         return ""
-    return rounding_of_shards(optimizer) if on_shards(optimizer).rounds else ""
+    try:
+        return rounding_of_shards(optimizer) if on_shards(optimizer).rounds else ""
+    except (
+        TraceError
+    ):  # it cannot be tried on copies: others have not been asked, so that this rank must not fail alone
+        return ""
 
 
 @dataclass(frozen=True)
