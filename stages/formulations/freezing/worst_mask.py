@@ -47,8 +47,9 @@ def worst_mask(levels: Sequence[MaskedBytes], count: int, k: int, settings: Solv
         k: number of units that may train.
         settings: limits of one solve.
     """
-    best = WorstMask(-1, ALWAYS, -1, -1, 0)
-    bound, asked = -1, 0
+    none = min([-1, *(level.under(ALWAYS) - 1 for level in levels)])  # less than any row takes under any worst mask
+    best = WorstMask(none, ALWAYS, -1, none, 0)
+    bound, asked = none, 0
     known: list[tuple[Mapping[int, int], int]] = []
     for level in sorted(levels, key=lambda level: (-level.total, level.row)):
         if not _has_negative(level.by_guard) and level.total <= best.nbytes:
