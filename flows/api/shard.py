@@ -121,7 +121,7 @@ def shard(
         assert ranks.group is not None
         assert ranks.mesh is not None
         here = ranks.mesh
-        notice = _notice(optimizer, ranks.group)
+        notice = from_first(lambda: _notice(optimizer), ranks.group) if ranks.group.size() > 1 else ""
 
         def work() -> None:
             apply_choices(model, plan.groups, plan.choices, here, prefetch=plan.prefetch)
@@ -133,7 +133,7 @@ def shard(
         if broadcast_buffers and ranks.group.size() > 1:
             share_buffers(model, ranks.group)
         tell_transformers(model, ranks.group.size())
-        if notice:
+        if notice and not ranks.group.rank():
             warnings.warn(notice, stacklevel=2)
     return plan
 
@@ -157,15 +157,13 @@ def _check(model: nn.Module, optimizer: torch.optim.Optimizer | None, names: dic
         )
 
 
-def _notice(optimizer: torch.optim.Optimizer | None, group: dist.ProcessGroup) -> str:
-    """Return what the first rank says of an optimizer whose last bits depend on how tensors are cut."""
-    if optimizer is None or group.size() == 1 or group.rank():
+def _notice(optimizer: torch.optim.Optimizer | None) -> str:
+    """Return what is to be said of an optimizer whose last bits depend on how tensors are cut."""
+    if optimizer is None:
         return ""
     try:
         return rounding_of_shards(optimizer) if on_shards(optimizer).rounds else ""
-    except (
-        TraceError
-    ):  # it cannot be tried on copies: others have not been asked, so that this rank must not fail alone
+    except TraceError:  # it cannot be copied, and so cannot be tried
         return ""
 
 

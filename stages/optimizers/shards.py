@@ -18,7 +18,7 @@ from stowage.stages.ir.collectives import ShardForm
 from stowage.stages.optimizers.content import Path, leaves_of, named, same_bits, same_leaf, snapshot
 from stowage.stages.optimizers.quiet import SEED, quiet
 from stowage.stages.optimizers.single import bare_step
-from stowage.stages.optimizers.trial import SCALES, chosen_parameters
+from stowage.stages.optimizers.trial import SCALES, chosen_parameters, real_device
 from stowage.stages.optimizers.twin import twin_of
 
 RANKS = 2
@@ -63,7 +63,7 @@ def _difference(optimizer: torch.optim.Optimizer, chosen: Sequence[torch.Tensor]
     for parameter in chosen:
         dimensions = min(parameter.dim(), MANY)
         shape = (*shapes[dimensions], *(1 for _ in range(parameter.dim() - dimensions)))
-        wholes.append(torch.empty(shape, dtype=parameter.dtype, device=parameter.device))
+        wholes.append(torch.empty(shape, dtype=parameter.dtype, device=real_device(parameter)))
     forms = [_form(whole) for whole in wholes]
     whole = _Steps(optimizer, chosen, [_drawn(w, i) for i, w in enumerate(wholes)])
     ranks = [

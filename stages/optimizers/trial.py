@@ -140,6 +140,11 @@ def chosen_parameters(optimizer: torch.optim.Optimizer) -> list[tuple[int, torch
     return found
 
 
+def real_device(parameter: torch.Tensor) -> torch.device:
+    """Return where a stand-in has content: the CPU for a parameter that has none yet, on the meta device."""
+    return torch.device("cpu") if parameter.is_meta else parameter.device
+
+
 def _has_states_of_a_shard(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> bool:
     """Say whether a parameter stands for a shard that is elsewhere, of which its states are: they fit nothing here."""
     if parameter.untyped_storage().nbytes() >= parameter.numel() * parameter.element_size():
@@ -164,7 +169,7 @@ class _Run:
         self.parameters: list[nn.Parameter] = []
         for _, parameter in chosen:
             shape = tuple(parameter.shape) if real else small(tuple(parameter.shape))
-            content = torch.randn(shape, generator=generator, device="cpu").to(parameter.device, parameter.dtype)
+            content = torch.randn(shape, generator=generator, device="cpu").to(real_device(parameter), parameter.dtype)
             self.parameters.append(nn.Parameter(content))
         of = {id(p): stand_in for (_, p), stand_in in zip(chosen, self.parameters)}
         self.optimizer = twin_of(optimizer, of, states=states)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimizer_step_pre_hook
 
 from stowage.stages.ir.errors import TraceError
-from stowage.stages.optimizers import StateForm, habits_of, kept_states, tensors_in
+from stowage.stages.optimizers import StateForm, habits_of, kept_states, on_shards, tensors_in
 from stowage.stages.optimizers.content import leaves_of, same_leaf, snapshot
 from tests.optimizers.kinds import ALONE, JOINT, Make, Noisy, ScheduleFree
 
@@ -152,3 +152,14 @@ def test_what_cannot_step_is_named() -> None:
     with pytest.raises(TraceError, match=r"Broken cannot take a step on made-up gradients.*first_step and second_step"):
         habits_of(optimizer)
     assert optimizer.state_dict() == before
+
+
+@pytest.mark.parametrize("kind", sorted(TORCH))
+def test_parameters_without_content_are_tried_as_those_with(kind: str) -> None:
+    with torch.device("meta"):
+        empty = small_model()
+    if kind == "fused AdamW":
+        pytest.skip("PyTorch's own fused optimizers want parameters with content")
+    optimizers = [TORCH[kind](model) for model in (empty, small_model())]
+    assert habits_of(optimizers[0]) == habits_of(optimizers[1])
+    assert on_shards(optimizers[0]) == on_shards(optimizers[1])
