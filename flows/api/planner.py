@@ -73,6 +73,7 @@ class Planner:
         self._similar = Similar()
         self._kinds: set[MicroBatch] = set()
         self._buckets: dict[MicroBatch, int] = {}
+        self._measured: tuple[Recorded, list[GradientError]] | None = None  # all micro-batches of a step have the same
 
     def training_step(
         self,
@@ -243,11 +244,13 @@ class Planner:
             return None
 
         def errors(trace: TraceTables, lossy: Lossy) -> list[GradientError]:
-            if self.ranks is not None:  # a rank's own gradient, of whole parameters: averaging makes it no less true
-                trace = with_updates(recorded, self.model, micro_batch=MicroBatch())
-            with live() as tensors:
+            del trace  # measured without what a micro-batch or a rank adds, which makes no error larger
+            if self._measured is None or self._measured[0] is not recorded:
+                plain = with_updates(recorded, self.model, micro_batch=MicroBatch())
                 kinds = allowed(lossy.kinds, freezes=self.freeze is not None)
-                return gradient_errors(trace, kinds, tensors, progress=self.watch.part)
+                with live() as tensors:
+                    self._measured = recorded, gradient_errors(plain, kinds, tensors, progress=self.watch.part)
+            return self._measured[1]
 
         return Leave(self.lossy, errors)
 

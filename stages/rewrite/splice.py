@@ -57,6 +57,9 @@ class Way:
 
     def boundary(self, block: int) -> Boundary:
         """Return what other blocks see of a block, by name: it must be equal for blocks of two ways to be exchanged."""
+        return self.once(("boundary", block), lambda: self._boundary(block))
+
+    def _boundary(self, block: int) -> Boundary:
         found = self.blocks[block]
         graph = BlockGraph.from_json(found.graph)
 
@@ -74,10 +77,17 @@ class Way:
 
     def read_elsewhere(self, block: int) -> set[int]:
         """Return storages that a block reads and that nodes outside of it make."""
-        inside = self.members.get(block, [])
-        made = {s for n in inside for s in n.creates}
-        elsewhere = {s for n in self.nodes if n.block != block for s in n.creates}
-        return {s for n in inside for s in n.reads} & (elsewhere - made)
+        read = {s for n in self.members.get(block, []) for s in n.reads}
+        return {s for s in read if block not in self._made_in.get(s, (block,))}
+
+    @cached_property
+    def _made_in(self) -> Mapping[int, set[int]]:
+        """Return the blocks whose nodes make each storage."""
+        found: dict[int, set[int]] = {}
+        for node in self.nodes:
+            for storage in node.creates:
+                found.setdefault(storage, set()).add(node.block)
+        return found
 
     @cached_property
     def shared(self) -> tuple[object, ...]:

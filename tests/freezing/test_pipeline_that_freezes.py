@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from stowage.stages.device import device_of
-from stowage.stages.ir.costs import DeviceDescription
-from stowage.stages.ir.table import write_record
+from tests.devices import write_device
 from tests.train.test_killed_processes import PARAMETERS, PLANNING, TRAINED, check_that_a_kill_changes_nothing, run
 
 
@@ -24,10 +22,7 @@ def made(folder: Path, **freeze: Any) -> Path:
     parameters["train"] |= {"steps": 30, "compare_eager": True}
     folder.mkdir()
     (folder / "params.yaml").write_text(yaml.safe_dump(parameters))
-    target = DeviceDescription(
-        device_of("cpu").fingerprint(), "here", "cpu", 1 << 34, 1e10, 1e10, 1e9, 1e9, 1e9, 1e9, 1e-6
-    )
-    write_record(folder / "artifacts" / "device.json", target)
+    write_device(folder)
     done = run(folder, *PLANNING)
     assert done.returncode == 0, done.stderr
     return folder

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from stowage.stages.device import device_of
-from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.plan import PlanSummary
-from stowage.stages.ir.table import read_record, read_rows, write_record
+from stowage.stages.ir.table import read_record, read_rows
 from stowage.stages.rewrite import is_for_freezing
+from tests.devices import COMPUTING_COSTS_MOST, write_device
 from tests.train.test_killed_processes import PARAMETERS, PLANNING, check_that_a_kill_changes_nothing, run
 
 BUDGET = "smallest"
@@ -31,11 +30,7 @@ def test_normalisations_that_are_frozen_keep_a_tenth(tmp_path: Path) -> None:
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "params.yaml").write_text(yaml.safe_dump(parameters))
-    # It computes slowly and copies fast, so that codes are cheaper than computing again.
-    target = DeviceDescription(
-        device_of("cpu").fingerprint(), "here", "cpu", 1 << 34, 1e8, 1e11, 1e9, 1e9, 1e9, 1e9, 1e-8
-    )
-    write_record(folder / "artifacts" / "device.json", target)
+    write_device(folder, **COMPUTING_COSTS_MOST)
     done = run(folder, *PLANNING)
     assert done.returncode == 0, done.stderr
     nodes = read_rows(folder / "artifacts/partition/nodes.parquet", ComputeNode)

@@ -70,14 +70,10 @@ def main() -> int:
 
 def _place(base: Path, console: Console) -> Place:
     import stowage.flows.api.fit  # noqa: F401 - before the first fork
-    from stowage.stages.device import device_of
-    from stowage.stages.ir.costs import DeviceDescription
     from stowage.stages.ir.table import write_record
+    from tests.devices import made_up_cpu
 
-    target = DeviceDescription(
-        device_of("cpu").fingerprint(), "here", "cpu", 1 << 34, 1e10, 1e10, 1e9, 1e9, 1e9, 1e9, 1e-6
-    )
-    write_record(base / "device.json", target)
+    write_record(base / "device.json", made_up_cpu())
     began = time.monotonic()
     projects.import_what_stages_import(base / "first", projects.PARAMETERS, base / "device.json")
     made = [

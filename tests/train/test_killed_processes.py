@@ -16,11 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from stowage.stages.device import device_of
-from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.run import StepRecord
-from stowage.stages.ir.table import read_rows, write_record
+from stowage.stages.ir.table import read_rows
 from stowage.stages.train.launch import STARTED_BY
+from tests.devices import write_device
 
 PARAMETERS = {
     "trace": {
@@ -78,10 +77,7 @@ def whole_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project that is planned, and trained to the end; not to be changed."""
     folder = tmp_path_factory.mktemp("whole")
     (folder / "params.yaml").write_text(yaml.safe_dump(PARAMETERS))
-    target = DeviceDescription(
-        device_of("cpu").fingerprint(), "here", "cpu", 1 << 34, 1e10, 1e10, 1e9, 1e9, 1e9, 1e9, 1e-6
-    )
-    write_record(folder / "artifacts" / "device.json", target)
+    write_device(folder)
     done = run(folder, *PLANNING, "train")
     assert done.returncode == 0, done.stderr
     return folder

@@ -15,11 +15,10 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from stowage.stages.device import device_of
-from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.plan import PlanSummary, Slot
 from stowage.stages.ir.run import StepRecord
-from stowage.stages.ir.table import read_record, read_rows, write_record
+from stowage.stages.ir.table import read_record, read_rows
+from tests.devices import write_device
 from tests.runtime.test_traced_iterations import check_chrome_trace
 from tests.train.test_killed_processes import PARAMETERS, PLANNING, RUN, losses, run
 
@@ -35,10 +34,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     parameters["solve"] |= {"device_budget": BUDGET, "offload_dir": ".stowage/lower_tier", "disk_budget": "1GiB"}
     parameters["train"] |= {"steps": 4, "checkpoint_every": 1, "compare_eager": True, "measure_every": 3}
     (folder / "params.yaml").write_text(yaml.safe_dump(parameters))
-    target = DeviceDescription(
-        device_of("cpu").fingerprint(), "here", "cpu", 1 << 34, 1e10, 1e10, 1e9, 1e9, 1e9, 1e9, 1e-6
-    )
-    write_record(folder / "artifacts" / "device.json", target)
+    write_device(folder)
     done = run(folder, *PLANNING)
     assert done.returncode == 0, done.stderr
     assert "are offloaded" in done.stdout

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from stowage.stages.device import device_of
-from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.lossy import ERRORS, GradientError
-from stowage.stages.ir.table import read_rows, write_record
+from stowage.stages.ir.table import read_rows
+from tests.devices import COMPUTING_COSTS_MOST, write_device
 from tests.train.test_killed_processes import PARAMETERS, PLANNING, TRAINED, check_that_a_kill_changes_nothing, run
 
 KINDS = ["bf16", "int8_tensor"]
@@ -32,11 +31,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("lossy") / "project"
     folder.mkdir()
     (folder / "params.yaml").write_text(yaml.safe_dump(parameters))
-    # It computes slowly and copies fast, so that codes are cheaper than computing again.
-    target = DeviceDescription(
-        device_of("cpu").fingerprint(), "here", "cpu", 1 << 34, 1e8, 1e11, 1e9, 1e9, 1e9, 1e9, 1e-8
-    )
-    write_record(folder / "artifacts" / "device.json", target)
+    write_device(folder, **COMPUTING_COSTS_MOST)
     done = run(folder, *PLANNING)
     assert done.returncode == 0, done.stderr
     return folder

@@ -10,10 +10,9 @@ import sys
 
 import pytest
 
-from stowage.stages.device import device_of
 from stowage.stages.ir import table
-from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.table import write_record
+from tests.devices import made_up_cpu
 from tests.permissions import let_others_in
 
 SCRIPT = """
@@ -98,10 +97,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     """What becomes of both, with a store that knows the device."""
     folder = tmp_path_factory.mktemp("sharing")
     let_others_in(folder)
-    here = device_of("cpu").fingerprint()
-    target = DeviceDescription(here, "here", "cpu", 1 << 34, 1e10, 1e10, 1e9, 1e9, 1e9, 1e9, 1e-6)
+    target = made_up_cpu()
     for name in ("shared", "warm"):
-        write_record(folder / name / "devices" / f"{here}.json", target)
+        write_record(folder / name / "devices" / f"{target.fingerprint}.json", target)
     script = SCRIPT + VERSIONS + (USERS if AS_ROOT else "") + "print(json.dumps(found))"
     command = [sys.executable, "-c", script, str(folder / "shared"), str(folder / "warm")]
     environment = {**os.environ, "OMP_NUM_THREADS": str(device_threads())}

@@ -7,10 +7,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
+import numpy as np
+
 from stowage.stages.formulations.cuts.step_graph import Bits, StepGraph
 
 ON_SPINE = 0.9
 """Share of the core that a node of the spine precedes or follows."""
+
+AT_ONCE = 256
+"""Rows of bits that are unpacked at a time."""
 
 FULL = 0.99
 """Share of the highest memory from which on a place counts as full."""
@@ -121,11 +126,10 @@ def _rank(level: int, budget_bytes: int, distance: int) -> tuple[bool, int, int]
 
 def _counts_behind(ancestors: Sequence[Bits], count: int) -> list[int]:
     """Return how many of some nodes, given their ancestors, each of `count` nodes precedes."""
-    found = [0] * count
-    for bits in ancestors:
-        text = bin(bits)[:1:-1]
-        at = text.find("1")
-        while at >= 0:
-            found[at] += 1
-            at = text.find("1", at + 1)
-    return found
+    found = np.zeros(count, dtype=np.int64)
+    nbytes = -(-count // 8)
+    for begin in range(0, len(ancestors), AT_ONCE):
+        packed = b"".join(bits.to_bytes(nbytes, "little") for bits in ancestors[begin : begin + AT_ONCE])
+        rows = np.frombuffer(packed, dtype=np.uint8).reshape(-1, nbytes)
+        found += np.unpackbits(rows, axis=1, count=count, bitorder="little").sum(axis=0, dtype=np.int64)
+    return [int(n) for n in found]
