@@ -19,6 +19,7 @@
 - `binding`: says where the leanest plan reaches its peak.
 - `cuts/`: how far plans are from the optimum, and schedules that are closer.
 - `curve`: plans within several budgets.
+- `time_share`: how long cuts and greedy eviction may take.
 - `known`: what plans within several budgets have in common.
 - `batch_size`, `batch_problem`: estimate the best batch.
 - `parameters`: limits of O-ILP from `params.yaml`.

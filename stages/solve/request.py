@@ -46,7 +46,8 @@ class PlanRequest:
         errors: what they do to the gradient, as was measured.
         cut_seconds: time to bound every schedule by cuts, and to find schedules by them; 0 for neither.
         planning_since_s: when planning began, on the clock of `time.monotonic`. Cuts then take at most a tenth of the
-            time since, so that a plan that is found at once is not waited for; None gives them all of `cut_seconds`.
+            time since, and greedy eviction another, so that a plan that is found at once is not waited for; None gives
+            the ones all of `cut_seconds`, and the other the time for all its rules.
         max_gradient_error: most that all of a plan's may do together, see `Lossy`.
         rewrite: the one rewrite that plans are of; by default any but those with codes for what is frozen, which take
             memory where everything trains.

@@ -22,12 +22,7 @@ from stowage.stages.solve.offload.tier import LowerTier
 from stowage.stages.solve.program.of_trace import program_of
 from stowage.stages.solve.request import PlanRequest
 from stowage.stages.solve.summary import KeepingAll, Solved, solved
-
-SHARE = 0.1
-"""Share of the time that planning took so far which cuts may take."""
-
-LEAST_SECONDS = 0.2
-"""Time that they may take however fast planning was: enough for one cut of a small step."""
+from stowage.stages.solve.time_share import share_of_planning
 
 PROVEN = 1e-3
 """Relative distance to the bound within which a plan counts as optimal."""
@@ -108,9 +103,7 @@ def seconds_of(request: PlanRequest, now_s: float) -> float:
 
 def seconds_for_cuts(cut_seconds: float, planning_since_s: float | None, now_s: float) -> float:
     """Return the time that cuts may take; the arguments are those of `PlanRequest`, and the clock's."""
-    if planning_since_s is None:
-        return cut_seconds
-    return min(cut_seconds, max(LEAST_SECONDS, SHARE * (now_s - planning_since_s)))
+    return min(cut_seconds, share_of_planning(planning_since_s, now_s))
 
 
 def _distinct(plans: Sequence[Planned]) -> list[Planned]:

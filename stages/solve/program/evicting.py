@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -83,15 +84,21 @@ class Evicting:
         self._step = eviction_step(program)
         self._once_s = sum(n.time_s for n in program.nodes)
 
-    def orders(self, budget_bytes: int, rules: int, fastest_s: float = math.inf) -> Iterator[Order]:
+    def orders(
+        self, budget_bytes: int, rules: int, fastest_s: float = math.inf, within_s: float = math.inf
+    ) -> Iterator[Order]:
         """Yield the orders of the first so many rules that fit.
 
         Args:
             budget_bytes: bytes of the device.
             rules: how many rules are tried.
             fastest_s: the time of the fastest order that is known to fit.
+            within_s: seconds after which no other rule is tried.
         """
-        for rule in RULES[:rules]:
+        until_s = time.monotonic() + within_s
+        for number, rule in enumerate(RULES[:rules]):
+            if number and time.monotonic() > until_s:
+                return
             found = self._order(rule, budget_bytes, min(SLOWER * fastest_s, SLOWEST * self._once_s))
             if found is not None:
                 fastest_s = min(fastest_s, found.time_s)

@@ -17,11 +17,12 @@ from stowage.stages.ir.errors import Infeasible, ParameterError
 from stowage.stages.ir.methods import METHODS
 from stowage.stages.ir.plan import PlanRow
 from stowage.stages.ir.trace import TraceTables
-from stowage.stages.solve.cuts.proven import LEAST_SECONDS, seconds_of
+from stowage.stages.solve.cuts.proven import seconds_of
 from stowage.stages.solve.cuts.way import CutWay
 from stowage.stages.solve.program.of_trace import program_of
 from stowage.stages.solve.request import PlanRequest
 from stowage.stages.solve.summary import Solved
+from stowage.stages.solve.time_share import LEAST_SECONDS
 from stowage.stages.solve.variants import Variant, solve_variants
 from stowage.stages.solver.outcome import SolverSettings
 from tests.matrix import examples
