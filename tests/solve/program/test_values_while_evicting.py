@@ -85,7 +85,7 @@ def test_account_of_a_long_chain_that_keeps_little(checked: type[Checked], rule:
     backward = [(n, layers + k - 1) if k else (n,) for k, n in enumerate(reversed(range(layers)))]
     count = 2 * layers
     step = EvictionStep(
-        time_s=[1.0 + n % 7 for n in range(count)],
+        time_s=[1e-6 if n < 80 else 1.0 for n in range(count)],
         workspace_bytes=[0] * count,
         reads=[*forward, *backward],
         creates=[(n,) for n in range(count)],
@@ -93,9 +93,9 @@ def test_account_of_a_long_chain_that_keeps_little(checked: type[Checked], rule:
         once=[False] * count,
         last_again=[count] * count,
         freed_bytes=[0] * count,
-        nbytes=[10 + n % 3 for n in range(count)],
+        nbytes=[100 if n < 80 else 10 for n in range(count)],
         stays=frozenset({count - 1}),
     )
-    evict(step, rule, 200)
+    evict(step, rule, 420)
     assert checked.counts > 50
     assert checked.longest > LONGEST
