@@ -222,7 +222,9 @@ def several_gpus(write: Write = None) -> None:
 @application.command("proven")
 def proven(
     models: Models = "",
-    budgets: Annotated[str, typer.Option(help="65%, 50%, 30%, smallest, measured, with commas; all by default.")] = "",
+    budgets: Annotated[
+        str, typer.Option(help="65%, 50%, 30%, smallest, measured, planning, with commas; all by default.")
+    ] = "",
     anew: Annotated[bool, typer.Option(help="Measure also what an earlier run has kept.")] = False,
     write: Write = None,
 ) -> None:

@@ -133,9 +133,9 @@ def _several_gpus(results: Path) -> dict[str, Rows]:
 
 def _proven(results: Path) -> dict[str, Rows]:
     from stowage.flows.benchmarks.proven.pages import sections_of
-    from stowage.flows.benchmarks.proven.run import kept_cells  # needs torch
+    from stowage.flows.benchmarks.proven.run import kept_cells, kept_planning  # needs torch
 
-    return dict(sections_of(kept_cells(results)))
+    return dict(sections_of(kept_cells(results), kept_planning(results)))
 
 
 READERS: dict[str, Callable[[Path], dict[str, Rows]]] = {

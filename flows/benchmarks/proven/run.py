@@ -11,13 +11,16 @@ from typing import Any
 from stowage.flows.benchmarks.proven.cases import LABELS, NAMES, ProvenCase
 from stowage.flows.benchmarks.proven.cells import Cell, Prover
 from stowage.flows.benchmarks.proven.others import MeasuredPoint, measured_points
+from stowage.flows.benchmarks.proven.planning import planning_row
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.files import write_atomically
 
 SMALLEST = "smallest"
 MEASURED = "measured"
-BUDGETS = ("65%", "50%", "30%", SMALLEST, MEASURED)
-"""Budgets: shares, the smallest for which our rules find a plan, and the peaks that were measured of others."""
+PLANNING = "planning"
+BUDGETS = ("65%", "50%", "30%", SMALLEST, MEASURED, PLANNING)
+"""What is measured: plans within shares, within the smallest budget for which our rules find one, and within the peaks
+that were measured of others; and how long planning takes."""
 
 
 def run_proven(
@@ -56,6 +59,11 @@ def run_proven(
         case = ProvenCase(name, folder / "stores", size)
         prover = Prover(label, case)
         for budget in missing:
+            if budget == PLANNING:
+                row = planning_row(label, case)
+                write_atomically(_path(folder, name, budget), json.dumps([asdict(row)], indent=1).encode())
+                say(f"{label}: planned in {row.without_s:.2f} s without, and {row.with_s:.2f} s with what is proven")
+                continue
             cells = _cells(prover, case, budget, points.get(label, []))
             write_atomically(_path(folder, name, budget), json.dumps([asdict(c) for c in cells], indent=1).encode())
             for cell in cells:
@@ -65,8 +73,17 @@ def run_proven(
 
 def kept_cells(out: Path) -> list[dict[str, Any]]:
     """Return the cells of all runs, in the order of models and budgets."""
-    paths = [_path(out / "proven", name, budget) for name in NAMES for budget in BUDGETS]
-    return [cell for path in paths if path.is_file() for cell in json.loads(path.read_text(encoding="utf-8"))]
+    return _kept(out, [budget for budget in BUDGETS if budget != PLANNING])
+
+
+def kept_planning(out: Path) -> list[dict[str, Any]]:
+    """Return how long planning takes, of all runs."""
+    return _kept(out, [PLANNING])
+
+
+def _kept(out: Path, budgets: Sequence[str]) -> list[dict[str, Any]]:
+    paths = [_path(out / "proven", name, budget) for name in NAMES for budget in budgets]
+    return [row for path in paths if path.is_file() for row in json.loads(path.read_text(encoding="utf-8"))]
 
 
 def _cells(prover: Prover, case: ProvenCase, budget: str, points: Sequence[MeasuredPoint]) -> list[Cell]:

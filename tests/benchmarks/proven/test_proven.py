@@ -37,7 +37,7 @@ def test_cells_are_kept_one_by_one_and_make_the_page(tmp_path: Path, monkeypatch
     proven.run_proven(out, pages, said.append, "unet", "50%", size="tiny")
     assert any(line.startswith("U-Net, 50%, Stowage: 1.0") for line in said)
     first = (out / "proven" / "unet-50.json").read_text()
-    proven.run_proven(out, pages, said.append, "unet", "smallest,measured", size="tiny")
+    proven.run_proven(out, pages, said.append, "unet", "smallest,measured,planning", size="tiny")
     cells = proven.kept_cells(out)
     assert {c["budget"] for c in cells} >= {"50%", "smallest"}
     for cell in cells:
@@ -49,9 +49,12 @@ def test_cells_are_kept_one_by_one_and_make_the_page(tmp_path: Path, monkeypatch
         raise AssertionError("measured what is there already")
 
     monkeypatch.setattr(proven, "ProvenCase", fail)
-    proven.run_proven(out, pages, said.append, "unet", "50%,smallest,measured")
+    proven.run_proven(out, pages, said.append, "unet", "50%,smallest,measured,planning")
     assert (out / "proven" / "unet-50.json").read_text() == first
-    for name, rows in sections_of(cells).items():
+    (row,) = proven.kept_planning(out)
+    assert row["model"] == "U-Net"
+    assert 0 < row["without_s"] <= 60 * row["with_s"]
+    for name, rows in sections_of(cells, proven.kept_planning(out)).items():
         assert rows
         write_measurement(pages, measured_now(name, "python -m stowage.flows.benchmark proven", rows))
     text = page_text(PAGE, pages)

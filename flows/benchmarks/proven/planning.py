@@ -1,0 +1,59 @@
+"""Times planning with and without what is proven on top: cuts, and greedy eviction."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass, replace
+
+from stowage.flows.benchmarks.proven.cases import ProvenCase
+from stowage.flows.planning.effort import Effort
+from stowage.flows.planning.step import solve_costed
+from stowage.stages.solve import Known
+
+SHARE = 0.5
+"""The budget, as `ProvenCase.budget_bytes` has it."""
+
+APART = 1000
+"""Budgets grow by one part in so many, so that no plan is found stored."""
+
+
+@dataclass(frozen=True)
+class PlanningRow:
+    """Planning of one model, with costs and options stored.
+
+    Attributes:
+        model: its name for people.
+        without_s: the median time without cuts and without greedy eviction.
+        with_s: with both, within the share of planning that they may take.
+    """
+
+    model: str
+    without_s: float
+    with_s: float
+
+
+def planning_row(label: str, case: ProvenCase, repeats: int = 3) -> PlanningRow:
+    """Time both in turns.
+
+    Args:
+        label: the model's name for people.
+        case: the model.
+        repeats: plans of each; one more before them fills the stores.
+    """
+    effort = case.how.effort
+    efforts = {"without": replace(effort, cut_seconds=0.0, eviction_rules=0), "with": effort}
+    times_s: dict[str, list[float]] = {name: [] for name in efforts}
+    budget_bytes = case.budget_bytes(SHARE)
+    for _ in range(repeats + 1):
+        for name, each in efforts.items():
+            budget_bytes += budget_bytes // APART + 1
+            times_s[name].append(_time_s(case, each, budget_bytes))
+    return PlanningRow(label, *(statistics.median(times_s[name][1:]) for name in efforts))
+
+
+def _time_s(case: ProvenCase, effort: Effort, budget_bytes: int) -> float:
+    began_s = time.monotonic()
+    how = replace(case.how, effort=effort)
+    solve_costed(case.costed, budget_bytes, how, known=Known(), cut_seconds=effort.cut_seconds, since_s=began_s)
+    return time.monotonic() - began_s
