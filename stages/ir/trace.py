@@ -117,6 +117,8 @@ class Call:
         signature: operator + the forms of tensors + sizes, dimensions and flags, not the numbers that it computes with;
             equal signatures cost the same (see `profile`).
         groups: how `returns` are grouped where some of the results are lists, see `ir.results`.
+        function: which of PyTorch's backward functions makes the call, counted from 0: in eager mode what it reads and
+            makes stays until it returns. Of a forward call, the function that makes its backward. −1 for none.
     """
 
     call: int
@@ -134,6 +136,7 @@ class Call:
     location: str
     signature: str
     groups: tuple[int, ...] = ()
+    function: int = -1
 
 
 @dataclass(frozen=True)

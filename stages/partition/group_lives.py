@@ -13,6 +13,8 @@ from stowage.stages.partition.group_members import ROOT, Groups
 class Lives:
     """From when to when each temporary storage is in memory; gradients of parameters are not among them.
 
+    What a backward function of PyTorch reads and makes is there until it returns.
+
     Attributes:
         born: call -> storages that it makes.
         dying: call -> storages that it is the last to use.
@@ -22,6 +24,7 @@ class Lives:
         gradients: call -> bytes of gradients of parameters of other groups than the model's own that it makes.
         waiting: call -> bytes of gradients of the model's own group that it makes; they wait for the end of backward,
             while those of other groups are reduced when their part of backward ends.
+        views: calls that compute nothing; whose backward they belong to is not always known.
         arriving: call -> group whose weights may be gathered right before it, for backward: what the group has returned
             has its gradient by then, and nothing inside the group has run.
     """
@@ -53,9 +56,12 @@ class Lives:
                 if call.phase == "forward" and groups.of_call[first.call] != groups.of_call[call.call]:
                     self.crossing.add(storage)
         frames = _Frames(trace, groups)
+        returns = {call.function: call for call in trace.calls if call.phase == "backward" and call.function >= 0}
         for storage, call in made.items():
             if last[storage].phase == "forward":
                 last[storage] = frames.holding(call, last[storage], users[storage])
+            else:
+                last[storage] = returns.get(last[storage].function, last[storage])
         self.maker = {s: groups.of_call[call.call] for s, call in made.items()}
         self.saved = {s for s, call in made.items() if call.phase == "forward" and last[s].phase == "backward"}
         self.born: dict[int, list[int]] = defaultdict(list)
@@ -63,6 +69,7 @@ class Lives:
         for storage, call in made.items():
             self.born[call.call].append(storage)
             self.dying[last[storage].call].append(storage)
+        self.views = {call.call for call in trace.calls if call.is_view}
         self.arriving = self._arrivals(trace, groups, storage_of)
 
     def _arrivals(self, trace: TraceTables, groups: Groups, storage_of: list[int]) -> dict[int, str]:
@@ -83,7 +90,7 @@ class Lives:
         inside: set[str] = set()
         for call in trace.calls:
             path = groups.of_call[call.call]
-            if call.phase != "backward" or path == ROOT or path in inside:
+            if call.phase != "backward" or path == ROOT or path in inside or call.call in self.views:
                 continue
             read = {storage_of[v] for v in call.reads}
             saved = {self.maker[s] for s in read & self.saved if s not in self.crossing}

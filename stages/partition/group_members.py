@@ -83,10 +83,12 @@ class Groups:
     def _assign(self, trace: TraceTables, names_of: Mapping[int, list[str]]) -> list[str]:
         """Return the group of each call.
 
-        In backward the calls' modules are those that made what they read, which may be another block. What tells more
-        is which weights they read and which gradients they complete: groups come in reverse, and as long as one of a
-        group's weights is still to be read, it is that group's turn. Views belong to their readers.
+        In backward it is that of the forward call whose backward function they belong to. Of others the modules are
+        those that made what they read, which may be another block. What tells more is which weights they read and which
+        gradients they complete: groups come in reverse, and as long as one of a group's weights is still to be read, it
+        is that group's turn. Views belong to their readers.
         """
+        made_by = {c.function: self.of(c.module) for c in trace.calls if c.phase == "forward" and c.function >= 0}
         found = [self.of(call.module) for call in trace.calls]
         place = {path: i for i, path in enumerate(self.order)}
         home = {name: path for path, names in self.members.items() for name in names if path != ROOT}
@@ -102,6 +104,7 @@ class Groups:
                 turn = max([turn, *(place[path] for path in touched)])
                 if turn and not (turn == len(self.order) - 1 and found[call.call] == ROOT and not touched):
                     found[call.call] = self.order[turn]
+                found[call.call] = made_by.get(call.function, found[call.call])
             reader.update(dict.fromkeys(call.reads, found[call.call]))
         return found
 

@@ -139,7 +139,7 @@ class _Replay:
         """Compute a call of backward; one of the model itself counts with the group whose backward runs."""
         path = self._groups.of_call[call.call]
         self.parts[path].backward_s += cost.time_s
-        if path not in (ROOT, self._turn):
+        if path not in (ROOT, self._turn) and call.call not in self._lives.views:
             self._begin_turn(path)
         self._arrive(call)
         path = path or self._turn

@@ -30,7 +30,7 @@ from stowage.stages.trace.calls.operators import (
 from stowage.stages.trace.calls.scalars import without_numbers
 from stowage.stages.trace.calls.signature import call_signature
 from stowage.stages.trace.capture import Captured
-from stowage.stages.trace.recording.record import LOCATION, PATH, PHASE, SOURCE
+from stowage.stages.trace.recording.record import FUNCTION, LOCATION, PATH, PHASE, SOURCE
 
 _PREFIXES = {"parameter": "p_", "buffer": "b_", "input": "x_", "constant": "c", "outside": "o_"}
 
@@ -51,6 +51,7 @@ class Lowering:
         self._tensors: list[torch.Tensor] = []
         self._names: set[str] = set()
         self._module_of_storage: dict[int, str] = {}
+        self._functions = _backward_functions(captured.graph)
         self._parameters: dict[str, int] = {}
 
     def run(self) -> None:
@@ -202,6 +203,7 @@ class Lowering:
                     str(target), self._encode(*without_numbers(target, args, kwargs), []), self.values
                 ),
                 groups=groups_of(result) if returns else (),
+                function=self._functions.get(node, -1),
             )
         )
         self._value_of[node] = nested
@@ -242,6 +244,21 @@ class Lowering:
         for name, gradient in zip(self.captured.trainable, gradients, strict=True):
             value = -1 if gradient is None else self._value_of[gradient]
             self.gradients.append(Gradient(name, self._parameters[name], value))
+
+
+def _backward_functions(graph: fx.Graph) -> dict[fx.Node, int]:
+    """Return the number of the backward function that makes each call, or makes the backward of a forward call."""
+    numbers: dict[int, int] = {}
+    found: dict[fx.Node, int] = {}
+    calls = [node for node in graph.nodes if FUNCTION in node.meta]
+    for node in calls:
+        if node.meta[PHASE] == "backward":
+            found[node] = numbers.setdefault(node.meta[FUNCTION], len(numbers))
+    of_forward: dict[int, fx.Node] = {}
+    for node in calls:
+        if node.meta[PHASE] != "backward" and node.meta[FUNCTION] in numbers:
+            of_forward.setdefault(numbers[node.meta[FUNCTION]], node)
+    return found | {node: number for number, node in of_forward.items()}
 
 
 def _location(line: str) -> str:

@@ -14,7 +14,7 @@ from tests.sharding.ranks import run_on_ranks
 STATES = 5
 
 
-@pytest.mark.parametrize("name", some(CASES, keep=["gpt2_untied"]))
+@pytest.mark.parametrize("name", some(CASES, keep=["layers_of_many_rows"]))
 def test_no_rank_takes_more_than_predicted_and_little_less(name: str, fit_stores: Path) -> None:
     results = run_on_ranks("tests.sharding.peaks", str(fit_stores), name)
     assert len(results) == 2 * STATES

@@ -392,3 +392,33 @@ def test_losses_of_a_function_of_outputs_and_batch() -> None:
     found = trace_step(Keywords(), batch, loss=loss)
     assert [s.name for s in found.storages if s.role == "input"] == ["x", "target"]
     assert found.values[found.meta.loss_value].shape == ()
+
+
+def test_backward_calls_know_their_function_and_forward_calls_that_of_their_backward() -> None:
+    """What one function reads and makes stays in eager mode until it returns, as the power of a cube does here."""
+
+    class Cube(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                scale = x.abs().amax()  # without a backward function: no other call's number
+            return self.last(self.first(x / scale) ** 3)
+
+    found = trace(Cube(), torch.randn(2, 4))
+    (cube,) = calls(found, "aten.pow", "forward")
+    (power,) = calls(found, "aten.pow", "backward")
+    of_cube = [c for c in found.calls if c.phase == "backward" and c.function == cube.function]
+    assert power in of_cube
+    assert [c.target for c in of_cube] == ["aten.pow.Tensor_Scalar", "aten.mul.Scalar", "aten.mul.Tensor"]
+    functions = [c.function for c in found.calls if c.phase == "backward" and c.function >= 0]
+    assert functions == sorted(functions)
+    assert sorted(set(functions)) == list(range(len(set(functions))))
+    assert {c.function for c in calls(found, "aten.amax")} == {-1}
+    by_module = {c.module: c.function for c in calls(found, "aten.addmm", "forward")}
+    made = {v: c.function for c in found.calls for v in c.returns}
+    gradients = {g.parameter: made[g.gradient_value] for g in found.gradients}
+    assert gradients["last.bias"] == by_module["last"]
+    assert gradients["first.bias"] == by_module["first"]

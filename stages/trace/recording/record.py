@@ -29,6 +29,7 @@ from stowage.stages.trace.recording.fake import TrueKernels
 from stowage.stages.workload.executed import noting
 
 PATH, PHASE, SOURCE, LOCATION = "stowage_path", "stowage_phase", "stowage_source", "stowage_location"
+FUNCTION = "stowage_function"
 """Keys of `Node.meta`: a call's module, phase and source line; for a source its role and name."""
 
 LEFT = "left."
@@ -304,6 +305,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node = self.graph.create_node("call_function", func, tuple(args), dict(kwargs), name=name)
         phase, path = self.where()
         node.meta.update({PHASE: phase, PATH: path, LOCATION: _user_line(sys._getframe(2))})
+        if (function := _backward_function(phase)) is not None:
+            node.meta[FUNCTION] = function
         many = isinstance(out, (list, tuple))
         tensors, groups = flat_results(out), groups_of(out)
         snapshots = [snapshot_fake(t) if isinstance(t, torch.Tensor) else t for t in tensors]
@@ -372,6 +375,17 @@ def _asked_by(file: str) -> bool:
 def _as_node(item: Any) -> fx.Node:
     assert isinstance(item, fx.Node)
     return item
+
+
+def _backward_function(phase: str) -> int | None:
+    """Return the sequence number of the backward function that runs now, or that has just been made for a forward call.
+
+    A forward call that has none gives the number of the last one that was made before it.
+    """
+    if phase != "backward":
+        return int(torch._C._autograd._get_sequence_nr()) - 1
+    running: Any = torch._C._current_autograd_node()
+    return None if running is None else int(running._sequence_nr())
 
 
 def _mutated(func: OpOverload, node: fx.Node) -> list[torch.Tensor]:
