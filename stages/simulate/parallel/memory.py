@@ -7,6 +7,7 @@ What FSDP2 does, as its code has it, on the memory of one device:
 - Gloo, the engine of collectives on a CPU, makes a copy of what it gathers and of what it reduces while it works.
 - When a group's part of backward has ended, its weights are freed, unless the group is the last; then all its gradients
   are copied into a buffer to be reduced, the gradients are freed, and the buffer stays until the next group is reduced.
+- What a backward function of PyTorch reads and makes stays until it returns (`partition.group_lives`).
 - The last gradient of a group is freed after the reduction: FSDP2 goes through all of them and keeps hold of that one.
 - A group that reads nothing which needs a gradient, such as an embedding, keeps its weights and gradients until the
   root has been reduced. One that returns nothing which needs a gradient is not gathered in backward.
