@@ -422,3 +422,14 @@ def test_backward_calls_know_their_function_and_forward_calls_that_of_their_back
     gradients = {g.parameter: made[g.gradient_value] for g in found.gradients}
     assert gradients["last.bias"] == by_module["last"]
     assert gradients["first.bias"] == by_module["first"]
+
+
+def test_hooks_of_parameters_are_no_function_of_their_own() -> None:
+    """PyTorch gives all functions that end at a parameter the same number: they do not end together."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4))
+    for parameter in model.parameters():
+        parameter.register_hook(lambda gradient: gradient * 2)
+    found = trace(model, torch.randn(2, 4))
+    doubled = calls(found, "aten.mul", "backward")
+    assert len(doubled) == 4
+    assert {c.function for c in doubled} == {-1}

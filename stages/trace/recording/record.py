@@ -385,7 +385,8 @@ def _backward_function(phase: str) -> int | None:
     if phase != "backward":
         return int(torch._C._autograd._get_sequence_nr()) - 1
     running: Any = torch._C._current_autograd_node()
-    return None if running is None else int(running._sequence_nr())
+    number = None if running is None else int(running._sequence_nr())
+    return number if number is not None and number <= sys.maxsize else None  # those that end at a leaf have one number
 
 
 def _mutated(func: OpOverload, node: fx.Node) -> list[torch.Tensor]:
