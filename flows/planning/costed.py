@@ -15,14 +15,14 @@ from stowage.flows.planning.job import Costing, Part, StepToPlan
 from stowage.flows.planning.true_kernels import with_true_kernels
 from stowage.stages.ir.block import BlockGraph
 from stowage.stages.ir.costs import Cost, DeviceDescription
-from stowage.stages.ir.defaults import MAX_BLOCKS, MAX_EXACT_NODES
+from stowage.stages.ir.defaults import MAX_BLOCKS, MAX_EXACT_NODES, METHOD
 from stowage.stages.ir.lossy import GradientError
 from stowage.stages.ir.methods import method_of
 from stowage.stages.ir.plan import Option
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.variant import VariantName
 from stowage.stages.optimizers import Bench, KnownOptimizer
-from stowage.stages.options.generate import options_for_blocks
+from stowage.stages.options.generate import fixed_options, options_for_blocks
 from stowage.stages.options.store import OptionStore
 from stowage.stages.partition import Limits, make_blocks, make_variants
 from stowage.stages.profile import CostStore, profile_variants
@@ -30,6 +30,9 @@ from stowage.stages.rewrite import rewritten, variants_of
 from stowage.stages.rewrite.lossy import Classes, allowed, choices
 from stowage.stages.solve import Variant, eager_peak_bytes
 from stowage.stages.trace import Recorded, parameters_of, record_step, with_updates
+
+_Key = tuple[bool, str, tuple[int, int] | None, Path, Effort]
+"""What schedules of blocks depend on."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,9 @@ class Costed:
     errors: Sequence[GradientError] = ()
     max_gradient_error: float = math.inf
     _whole: dict[Limits | None, list[Variant]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _options: dict[tuple[bool, str, tuple[int, int] | None, Path, Effort], list[Option]] = field(
+    _options: dict[_Key, list[Option]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    _fixed: dict[tuple[bool, tuple[int, int] | None], list[Option]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -76,13 +81,33 @@ class Costed:
         self, method: str, stores: Path, effort: Effort, part: Part = lambda done, total: None
     ) -> list[Option]:
         """Return schedules of every distinct block of `variants_for`, solved or looked up once."""
-        wanted = method_of(method)
-        clusters = wanted.clusters or effort.grid.cluster_formulation
-        key = wanted.whole, clusters, wanted.sizes, stores, effort
+        key = self._key(method, stores, effort)
         if key not in self._options:
-            effort = replace(effort, grid=replace(effort.grid, cluster_formulation=clusters))
+            effort = replace(effort, grid=replace(effort.grid, cluster_formulation=_clusters(method, effort)))
             self._options[key] = block_options(self.variants_for(method), stores, effort, part)
         return self._options[key]
+
+    def options_at_hand(self, method: str, stores: Path, effort: Effort) -> list[Option]:
+        """Return `options_for`, or what fixed policies make where rules have sufficed so far."""
+        rules = effort.rules_suffice and method == METHOD and self._key(method, stores, effort) not in self._options
+        return self.fixed_options_for(method) if rules else self.options_for(method, stores, effort)
+
+    def fixed_options_for(self, method: str) -> list[Option]:
+        """Return what fixed policies make of every distinct block of `variants_for`."""
+        wanted = method_of(method)
+        key = wanted.whole, wanted.sizes
+        if key not in self._fixed:
+            graphs = [BlockGraph.from_json(b.graph) for v in self.variants_for(method) for b in v.blocks]
+            self._fixed[key] = [option for found in fixed_options(graphs).values() for option in found]
+        return self._fixed[key]
+
+    def _key(self, method: str, stores: Path, effort: Effort) -> _Key:
+        wanted = method_of(method)
+        return wanted.whole, _clusters(method, effort), wanted.sizes, stores, effort
+
+
+def _clusters(method: str, effort: Effort) -> str:
+    return method_of(method).clusters or effort.grid.cluster_formulation
 
 
 def _cut(

@@ -42,6 +42,8 @@ class Effort:
         o_ilp_searches, eviction_rules: see `PlanRequest`.
         slots: memory slots of RK-Rotor.
         cut_seconds: see `PlanRequest`; for the plan that is run, not for those that a search looks at.
+        rules_suffice: blocks are not solved where fixed policies, rules and the lower tier alone give a plan that is
+            slower than the lower bound by this factor at most; 0 to solve them always.
     """
 
     seconds_per_call: float = SECONDS_PER_CALL
@@ -53,6 +55,7 @@ class Effort:
     eviction_rules: int = EVICTION_RULES
     slots: int = MEMORY_SLOTS
     cut_seconds: float = CUT_SECONDS
+    rules_suffice: float = 0.0
 
 
 QUICK = Effort(
@@ -73,7 +76,8 @@ QUICK = Effort(
     solver=SolverSettings(time_limit_s=0.1),
     o_ilp=SolverSettings(time_limit_s=4.0, gap=0.02),
     cut_seconds=0.0,
-    eviction_rules=0,
+    eviction_rules=3,
+    rules_suffice=1.25,
 )
 """Effort for trying out: a plan in seconds, less good."""
 

@@ -210,7 +210,7 @@ class Sizes:
         options: list[Option] = []
         if solved is None:
             known: dict[str, list[Option]] = {}
-            for option in reference.costed.options_for(request.method, stores, effort):
+            for option in reference.costed.options_at_hand(request.method, stores, effort):
                 known.setdefault(option.block_hash, []).append(option)
             found: dict[str, list[Option]] = {}
             for before, variant in pairs:

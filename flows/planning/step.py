@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 from stowage.flows.planning.costed import Costed, block_options, cost_step, cost_traces
@@ -10,6 +11,8 @@ from stowage.flows.planning.effort import QUICK, Effort, processor_s, stores_fol
 from stowage.flows.planning.job import Costing, Planning, StepToPlan
 from stowage.flows.planning.plan_store import PlanStore
 from stowage.flows.planning.planned import Planned, finish, write_plan
+from stowage.stages.ir.defaults import METHOD
+from stowage.stages.ir.errors import Infeasible, NoRoomInLowerTier
 from stowage.stages.ir.plan import Option
 from stowage.stages.rewrite import needed_variant
 from stowage.stages.settings.sizes import resolve_budget
@@ -122,7 +125,7 @@ def solve_costed(
     budget = reserve.usable_bytes
     store = PlanStore(how.stores / "solved")
     lasting = lower_tier.lasting() if lower_tier else None
-    efforts = effort.o_ilp_searches, effort.slots, effort.eviction_rules, cut_seconds
+    efforts = effort.o_ilp_searches, effort.slots, effort.eviction_rules, effort.rules_suffice, cut_seconds
     limits = effort.grid, effort.solver, effort.o_ilp, efforts
     freezable = how.freeze.freezable(variants[0].trace) if how.freeze is not None else None
     frozen = (freezable,) if freezable is not None else ()
@@ -132,31 +135,46 @@ def solve_costed(
     solved = store.find(key, variants, budget_bytes=budget, disk_room_bytes=room_bytes)
     if solved is not None:
         return reserve.stated(solved), []
-    how.progress("options")
-    options = costed.options_for(method, how.stores, effort, how.part)
-    how.progress("solve")
     known = known or Known()
 
-    def solve(nbytes: int, rewrite: str = "") -> Solved:
-        request = replace(
-            how.request(nbytes, target),
-            errors=costed.errors,
-            max_gradient_error=costed.max_gradient_error,
-            cut_seconds=cut_seconds if freezable is None else 0.0,
-            planning_since_s=since_s,
-            rewrite=rewrite,
-        )
-        return solve_variants(variants, options, request, known)
+    def fastest(options: list[Option], known: Known) -> Solved:
+        """Return the plan made of these schedules of blocks, and of what needs none."""
+        how.progress("solve")
+
+        def solve(nbytes: int, rewrite: str = "") -> Solved:
+            request = replace(
+                how.request(nbytes, target),
+                errors=costed.errors,
+                max_gradient_error=costed.max_gradient_error,
+                cut_seconds=cut_seconds if freezable is None else 0.0,
+                planning_since_s=since_s,
+                rewrite=rewrite,
+            )
+            return solve_variants(variants, options, request, known)
+
+        if freezable is None:
+            return solve(budget)
+        found = solve_frozen_ways(solve, variants, freezable, budget, lower_tier)
+        seconds = seconds_for_cuts(cut_seconds, since_s, time.monotonic()) if lower_tier is None else 0.0
+        return frozen_bound(found, needed_variant(variants, found.summary.variant), variants, freezable, seconds)
 
     with reserve.counted():
-        if freezable is None:
-            solved = reserve.stated(solve(budget))
-        else:
-            solved = solve_frozen_ways(solve, variants, freezable, budget, lower_tier)
-            seconds = seconds_for_cuts(cut_seconds, since_s, time.monotonic()) if lower_tier is None else 0.0
-            solved = frozen_bound(
-                solved, needed_variant(variants, solved.summary.variant), variants, freezable, seconds
-            )
-            solved = reserve.stated(solved)
+        solved, options = None, list[Option]()
+        if method == METHOD and effort.rules_suffice:
+            options = costed.fixed_options_for(method)
+            with suppress(Infeasible, NoRoomInLowerTier):
+                solved = fastest(options, known.part("fixed policies"))
+        if solved is None or solved.summary.step_time_s > effort.rules_suffice * solved.summary.lower_bound_s:
+            how.progress("options")
+            searched = costed.options_for(method, how.stores, effort, how.part)
+            try:
+                found = fastest(searched, known)
+            except (Infeasible, NoRoomInLowerTier):
+                if solved is None:
+                    raise
+            else:
+                if solved is None or found.summary.step_time_s < solved.summary.step_time_s:
+                    solved, options = found, searched
+        solved = reserve.stated(solved)
     store.add(key, solved)
     return solved, options

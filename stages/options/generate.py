@@ -16,7 +16,7 @@ from stowage.stages.options.clusters.regions import clusters_by_block
 from stowage.stages.options.clusters.work import HierarchyWork
 from stowage.stages.options.sources import Fixed, sources_of
 from stowage.stages.options.store import OptionStore, block_key
-from stowage.stages.options.tasks import Found, GridSize
+from stowage.stages.options.tasks import Found, GridSize, fixed_policies
 from stowage.stages.options.workers.pool import Answer, Job, work
 from stowage.stages.options.workers.worker import (
     greedy_frontier_request,
@@ -77,6 +77,16 @@ def options_for_blocks(
         jobs.extend(solver.block(graph, inside.get(name, ()), size, partial(finish, name)))
     work(jobs, workers)
     return {name: ready[name] for name in distinct}
+
+
+def fixed_options(graphs: Iterable[BlockGraph]) -> dict[str, list[Option]]:
+    """Return options of every distinct block by fixed policies alone, such as keep-all: none has to be searched.
+
+    Args:
+        graphs: blocks; equal ones have one entry.
+    """
+    distinct = {graph.content_hash(): graph for graph in graphs}
+    return {name: options_of(graph, fixed_policies(graph)) for name, graph in distinct.items()}
 
 
 Then = Callable[[list[Option]], Iterable[Job]]
