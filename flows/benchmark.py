@@ -4,6 +4,7 @@ python -m stowage.flows.benchmark                       the main job, as `main-j
 python -m stowage.flows.benchmark main-job --rounds 11  more rounds, steadier medians
 python -m stowage.flows.benchmark remat --help          what one of them takes
 python -m stowage.flows.benchmark papers --write docs/measured
+python -m stowage.flows.benchmark exact --write docs/measured
                                                         keep what was measured as data, and write the pages from it
 python -m stowage.flows.benchmark render docs/measured  write the pages again without measuring
 """
@@ -169,6 +170,16 @@ def papers(write: Write = None) -> None:
         rows = list(paper_rows(say=typer.echo))
         write_rows(out / "papers.parquet", type(rows[0]), rows)
         typer.echo(markdown_of(rows))
+
+
+@application.command("exact")
+def exact(write: Write = None) -> None:
+    """Solve the exact program of what is offloaded for the OffMate preprint's tasks."""
+    with results_of("exact", write) as out:
+        from stowage.flows.benchmarks.papers.exact import exact_rows
+
+        rows = [{**asdict(row), "gap": row.gap} for row in exact_rows(typer.echo)]
+        write_atomically(out / "exact.json", (json.dumps(rows, indent=2) + "\n").encode())
 
 
 @application.command("elixir")

@@ -85,7 +85,8 @@ def solve_plan(
     if counted is not nodes:
         keeping_all_s = min([p.time_s for p in plans.fitting if p.method == everything.method], default=keeping_all_s)
     keeping_all = KeepingAll(everything.peak_bytes, keeping_all_s)
-    return solved(trace, nodes, best, keeping_all, least.peak_bytes, request, bound_s)
+    smallest_bytes = min(least.peak_bytes, best.outcome.peak_bytes)
+    return solved(trace, nodes, best, keeping_all, smallest_bytes, request, bound_s)
 
 
 def _sources(task: Task, everything: Order, plans: JudgedPlans) -> Iterator[tuple[Source, Task]]:

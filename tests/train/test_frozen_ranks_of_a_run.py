@@ -22,7 +22,7 @@ def planned(folder: Path, **sections: Mapping[str, Any]) -> Path:
     parameters: dict[str, Any] = copy.deepcopy(PARAMETERS)
     parameters["trace"]["model"]["overrides"] |= {"n_embd": 32, "n_positions": 32}
     parameters["trace"] |= {"batch_size": 4, "sequence_length": 32, "ranks": 2}
-    parameters["options"] |= {"peak_budgets": 2, "save_budgets": 2, "time_limit_s": 0.1}
+    parameters["options"] |= {"peak_budgets": 2, "save_budgets": 2, "time_limit_s": 0.1, "max_exact_nodes": 200}
     parameters["solve"] |= {"curve_points": 0, "time_limit_s": 1.0}
     parameters["train"] |= {"steps": 12, "compare_eager": True}
     for name, keys in sections.items():

@@ -45,6 +45,11 @@ def tenths(share: float) -> str:
     return f"{share:.1%}".replace("-", "−")
 
 
+def hundredths(share: float) -> str:
+    """Return a share as percent with two digits."""
+    return f"{share:.2%}"
+
+
 def count(value: int) -> str:
     """Write a number of things."""
     return f"{value:,}"

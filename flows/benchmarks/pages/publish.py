@@ -105,6 +105,10 @@ def _papers(results: Path) -> dict[str, Rows]:
     return {"papers": pl.read_parquet(results / "papers.parquet").to_dicts()}
 
 
+def _exact(results: Path) -> dict[str, Rows]:
+    return {"papers_exact": _json(results / "exact.json")}
+
+
 def _host(results: Path) -> dict[str, Rows]:
     return {"host": pl.read_parquet(results / "host.parquet").to_dicts()}
 
@@ -148,6 +152,7 @@ READERS: dict[str, Callable[[Path], dict[str, Rows]]] = {
     "cluster_sizes": _cluster_sizes,
     "quarter": _quarter,
     "papers": _papers,
+    "exact": _exact,
     "host": _host,
     "remat": remat_sections,
     "elixir": _elixir,

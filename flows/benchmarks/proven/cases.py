@@ -57,6 +57,7 @@ class ProvenCase:
 
     Attributes:
         name: one of `NAMES`.
+        step: the step that is planned.
         how: how it is planned.
         costed: its variants.
         keep_all_s: predicted time of a step that keeps everything.
@@ -68,7 +69,8 @@ class ProvenCase:
         if name == LONG:
             patient = replace(EFFORT, cut_seconds=LONG_CUT_SECONDS)
             self.how = Planning(stores=stores, effort=patient, costs="roofline", target=target_device("cpu", stores))
-        self.costed: Costed = cost_step(_step_of(name, size), self.how)
+        self.step = _step_of(name, size)
+        self.costed: Costed = cost_step(self.step, self.how)
         first = self.costed.variants[0]
         self.keep_all_s = sum(n.time_s for n in first.nodes)
         executions = [Execution(n.node, "keep") for n in first.nodes]

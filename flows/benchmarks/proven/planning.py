@@ -1,4 +1,4 @@
-"""Times planning with and without what is proven on top: cuts, and greedy eviction."""
+"""Times planning, from the model to its program, with and without what is proven on top: cuts, and greedy eviction."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 
 from stowage.flows.benchmarks.proven.cases import ProvenCase
 from stowage.flows.planning.effort import Effort
-from stowage.flows.planning.step import solve_costed
-from stowage.stages.solve import Known
+from stowage.flows.planning.step import plan_step
 
 SHARE = 0.5
 """The budget, as `ProvenCase.budget_bytes` has it."""
@@ -20,7 +19,7 @@ APART = 1000
 
 @dataclass(frozen=True)
 class PlanningRow:
-    """Planning of one model, with costs and options stored.
+    """Planning of one model, from the trace to the program, with costs and options stored.
 
     Attributes:
         model: its name for people.
@@ -54,6 +53,5 @@ def planning_row(label: str, case: ProvenCase, repeats: int = 3) -> PlanningRow:
 
 def _time_s(case: ProvenCase, effort: Effort, budget_bytes: int) -> float:
     began_s = time.monotonic()
-    how = replace(case.how, effort=effort)
-    solve_costed(case.costed, budget_bytes, how, known=Known(), cut_seconds=effort.cut_seconds, since_s=began_s)
+    plan_step(case.step, budget_bytes, replace(case.how, effort=effort))
     return time.monotonic() - began_s
