@@ -128,20 +128,45 @@ def _tightest(solve: Solve) -> int:
     except (Infeasible, NoRoomInLowerTier) as error:
         nbytes = error.smallest_feasible_bytes
     for _ in range(_TIGHTER):
-        try:
-            solve(nbytes)
-        except (Infeasible, NoRoomInLowerTier) as error:
-            nbytes = max(error.smallest_feasible_bytes, nbytes + 1)
+        named = _lacking(solve, nbytes)
+        if named is not None:
+            nbytes = max(named, nbytes + 1)
             continue
-        try:
-            solve(nbytes - 1)
-        except (Infeasible, NoRoomInLowerTier) as error:
-            if error.smallest_feasible_bytes >= nbytes:
-                return nbytes
-            nbytes = error.smallest_feasible_bytes
-        else:
-            nbytes -= 1
+        nbytes, named = _lowest(solve, nbytes)
+        if named >= nbytes:
+            return nbytes
+        nbytes = named
     return nbytes
+
+
+def _lowest(solve: Solve, high: int) -> tuple[int, int]:
+    """Return a budget, `high` at most, that has a plan where a byte less has none, and what that failure names.
+
+    Rules find plans for somewhat less than the least that they named: it is searched ever further down, and halved.
+    """
+    step, low = 1, high - 1
+    named = _lacking(solve, low)
+    while named is None:
+        high, step = low, 2 * step
+        low = max(1, high - step)
+        named = _lacking(solve, low)
+    while high - low > 1:
+        middle = (low + high) // 2
+        failed = _lacking(solve, middle)
+        if failed is None:
+            high = middle
+        else:
+            low, named = middle, failed
+    return high, named
+
+
+def _lacking(solve: Solve, nbytes: int) -> int | None:
+    """Return the least budget that is named where this one has no plan, and None where it has one."""
+    try:
+        solve(nbytes)
+    except (Infeasible, NoRoomInLowerTier) as error:
+        return error.smallest_feasible_bytes
+    return None
 
 
 def least_at(slowdown: float, solve: Solve, kept: Kept, quick: Solve | None = None) -> Sought:

@@ -101,3 +101,19 @@ def test_the_least_memory_is_searched_with_the_quick_planner(quick: int, thoroug
     slow = _Counting(thorough)
     assert least(slow, _Counting(quick)) == max(quick, thorough)
     assert slow.asked == asked
+
+
+@pytest.mark.parametrize("true", [1, 2, 700, 1499, 1500])
+def test_there_is_no_plan_with_a_byte_less_where_rules_name_more_than_they_need(true: int) -> None:
+    """Greedy eviction looks for the least memory coarsely, and finds plans for less when it is asked for them."""
+
+    class Coarse(_Counting):
+        def __call__(self, budget: int) -> Any:
+            self.asked += 1
+            if budget < true:
+                raise Infeasible(budget, 1500, "a block, forward")
+            return _summary(budget, 1.0, 1500)
+
+    solve = Coarse(true)
+    assert least(solve) == true
+    assert solve.asked < 40

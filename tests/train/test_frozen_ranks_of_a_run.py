@@ -43,7 +43,9 @@ def check_numbers(planned: Path, folder: Path) -> None:
     summary = read_record(planned / "artifacts/solve/summary.json", PlanSummary)
     steps = read_rows(folder / "killed/artifacts/train/steps.parquet", StepRecord)
     assert len(steps) == 12
-    assert 0 < max(step.peak_bytes for step in steps[1:]) <= summary.device_budget_bytes
+    budget_bytes = summary.device_budget_bytes + summary.reserve_bytes
+    assert 0 < summary.reserve_bytes < 100  # what stands for whole parameters between steps takes a few bytes
+    assert 0 < max(step.peak_bytes for step in steps[1:]) <= budget_bytes
 
 
 @pytest.mark.long
