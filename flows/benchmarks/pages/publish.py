@@ -106,7 +106,7 @@ def _papers(results: Path) -> dict[str, Rows]:
 
 
 def _exact(results: Path) -> dict[str, Rows]:
-    return {"papers_exact": _json(results / "exact.json")}
+    return {"exact": _json(results / "exact.json")}
 
 
 def _host(results: Path) -> dict[str, Rows]:

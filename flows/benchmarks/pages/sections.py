@@ -95,7 +95,7 @@ PAPERS = Section(
 )
 
 EXACT = Section(
-    "papers_exact",
+    "exact",
     "The exact program",
     "O-ILP's program with whole options for the blocks, as planning asks it: each block has all its options, and a "
     "transfer happens within eight steps of the use that it follows or serves. Solved by HiGHS on one thread until the "
