@@ -99,7 +99,8 @@ EXACT = Section(
     "The exact program",
     "O-ILP's program with whole options for the blocks, as planning asks it: each block has all its options, and a "
     "transfer happens within eight steps of the use that it follows or serves. Solved by HiGHS on one thread until the "
-    "plan is within a thousandth of its bound, each of its solves for a minute at most. *Step* is O-ILP's time for fractions of tensors.",
+    "plan is within a thousandth of its bound, each of its solves for a minute at most. *Step* is "
+    "O-ILP's time for fractions of tensors.",
     f"{COMMAND} exact",
     (
         text("machine", "machine"),
