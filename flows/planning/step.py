@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from dataclasses import replace
 
 from stowage.flows.planning.costed import Costed, block_options, cost_step, cost_traces
@@ -160,18 +159,21 @@ def solve_costed(
 
     with reserve.counted():
         solved, options = None, list[Option]()
+        lacking: list[Infeasible | NoRoomInLowerTier] = []
         if method == METHOD and effort.rules_suffice:
             options = costed.fixed_options_for(method)
-            with suppress(Infeasible, NoRoomInLowerTier):
+            try:
                 solved = fastest(options, known.part("fixed policies"))
+            except (Infeasible, NoRoomInLowerTier) as failure:
+                lacking.append(failure)
         if solved is None or solved.summary.step_time_s > effort.rules_suffice * solved.summary.lower_bound_s:
             how.progress("options")
             searched = costed.options_for(method, how.stores, effort, how.part)
             try:
                 found = fastest(searched, known)
-            except (Infeasible, NoRoomInLowerTier):
+            except (Infeasible, NoRoomInLowerTier) as failure:
                 if solved is None:
-                    raise
+                    raise min([failure, *lacking], key=lambda f: f.smallest_feasible_bytes) from None
             else:
                 if solved is None or found.summary.step_time_s < solved.summary.step_time_s:
                     solved, options = found, searched

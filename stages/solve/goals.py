@@ -146,7 +146,7 @@ def _lowest(solve: Solve, high: int) -> tuple[int, int]:
     """
     step, low = 1, high - 1
     named = _lacking(solve, low)
-    while named is None:
+    while named is None and low > 1:
         high, step = low, 2 * step
         low = max(1, high - step)
         named = _lacking(solve, low)
@@ -157,7 +157,7 @@ def _lowest(solve: Solve, high: int) -> tuple[int, int]:
             high = middle
         else:
             low, named = middle, failed
-    return high, named
+    return high, high if named is None else named
 
 
 def _lacking(solve: Solve, nbytes: int) -> int | None:

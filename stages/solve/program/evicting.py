@@ -120,7 +120,10 @@ class Evicting:
         return best
 
     def leanest(self, rules: int) -> Order | None:
-        """Return the order with the lowest peak that the first so many rules find, by halving the memory of each."""
+        """Return the order with the lowest peak that the first so many rules find: with a byte less they find none.
+
+        The memory of each is halved first, and then that of all of them.
+        """
         best: Order | None = None
         peak_bytes = self.program.peak_bytes([Execution(n.node, EVICTION) for n in self.program.nodes]) + 1
         for rule in RULES[: min(rules, LEAN_RULES)]:
@@ -134,6 +137,23 @@ class Evicting:
                 else:
                     break  # it does not get below the rules before it
                 within = (low + peak_bytes) // 2
+        return best if best is None else self._lowest(best, rules)
+
+    def _lowest(self, best: Order, rules: int) -> Order:
+        """Return an order, no larger than this one, with a byte less than whose peak the rules find none.
+
+        It is searched ever further down, and halved.
+        """
+        floor = self.program.base_bytes + self._step.least_bytes - 1
+        step, low = 1, floor
+        while best.peak_bytes - low > 1:
+            found = next(self.orders(max(low + 1, best.peak_bytes - step), rules), None)
+            if found is None:
+                low = max(low + 1, best.peak_bytes - step)
+            else:
+                best = found
+                low = low if best.peak_bytes > low else floor  # an order may fit where it was not found
+            step = max(1, min(2 * step, (best.peak_bytes - low) // 2))
         return best
 
     def _order(self, rule: Rule, budget_bytes: int, limit_s: float, kept: Kept | None = None) -> Order | None:

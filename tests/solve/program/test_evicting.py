@@ -125,6 +125,7 @@ def test_every_order_is_legal_and_fits(trace: TraceTables, share: float) -> None
     high = max(replayed(program, found.executions).peak_bytes for found in evicting.orders(1 << 50, 1))
     budget = int(least.peak_bytes + share * (high - least.peak_bytes))
     assert least.peak_bytes == replayed(program, least.executions).peak_bytes <= high
+    assert not list(evicting.orders(least.peak_bytes - 1, len(RULES))), "with a byte less the rules find none"
     for order in evicting.orders(budget, len(RULES)):
         outcome = replayed(program, order.executions)
         assert outcome.peak_bytes == order.peak_bytes <= budget
