@@ -33,7 +33,7 @@ from stowage.stages.rewrite import variants_of
 from stowage.stages.rewrite.lossy import allowed
 from stowage.stages.runtime.sharding.agreement import agree
 from stowage.stages.runtime.sharding.ranks import Ranks
-from stowage.stages.sensitivity import StepTensors, gradient_errors
+from stowage.stages.sensitivity import ErrorStore, StepTensors, gradient_errors
 from stowage.stages.solve import Known, LowerTier, PlanRequest, Reserve, check_method, eager_peak_bytes
 from stowage.stages.trace import MicroBatch, Recorded, RecordedForward, parameters_of, recorded_text, with_updates
 
@@ -249,7 +249,13 @@ class Planner:
                 plain = with_updates(recorded, self.model, micro_batch=MicroBatch())
                 kinds = allowed(lossy.kinds, freezes=self.freeze is not None)
                 with live() as tensors:
-                    self._measured = recorded, gradient_errors(plain, kinds, tensors, progress=self.watch.part)
+                    store = ErrorStore(self.stores / "errors")
+                    key = store.key(plain, kinds, tensors)
+                    found = store.find(key)
+                    if found is None:
+                        found = gradient_errors(plain, kinds, tensors, progress=self.watch.part)
+                        store.add(key, found)
+                    self._measured = recorded, found
             return self._measured[1]
 
         return Leave(self.lossy, errors)

@@ -2,9 +2,11 @@
 
 - `interpreter`: runs the forward and backward of a trace, call by call, on a model's own tensors.
 - `measure`: compares gradients with and without a rewrite, for each class of values and each kind of codes.
+- `store`: keeps what was measured.
 """
 
 from stowage.stages.sensitivity.interpreter import StepTensors, run_trace
 from stowage.stages.sensitivity.measure import gradient_error, gradient_errors
+from stowage.stages.sensitivity.store import ErrorStore
 
-__all__ = ["StepTensors", "gradient_error", "gradient_errors", "run_trace"]
+__all__ = ["ErrorStore", "StepTensors", "gradient_error", "gradient_errors", "run_trace"]
