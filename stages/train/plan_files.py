@@ -21,6 +21,9 @@ from stowage.stages.train.frozen import FrozenTraining
 
 SOLVE, CODEGEN = ARTIFACTS / "solve", ARTIFACTS / "codegen"
 
+ROUNDING = 1e-9
+"""Share of a limit by which a root of a sum of squares may be above it."""
+
 
 def planned_step(summary: PlanSummary) -> Way:
     """Return the step that the plan is of, put together from the tables of the stages before.
@@ -66,7 +69,7 @@ def check_device(summary: PlanSummary, kind: str) -> None:
 
 
 def check_leave(summary: PlanSummary, settings: Settings) -> None:
-    """Refuse a plan that keeps values in kinds of codes for which there is no leave."""
+    """Refuse a plan that keeps values in kinds of codes for which there is no leave, or changes gradients by more."""
     leave = settings.lossy.leave
     allowed = leave.kinds if leave is not None else ()
     kinds = {kept.partition(":")[0] for kept in summary.lossy}
@@ -75,6 +78,12 @@ def check_leave(summary: PlanSummary, settings: Settings) -> None:
         raise PlanMismatchError(
             f"Plan {summary.plan_hash} keeps values for backward in {lacking}, which changes gradients, and "
             "lossy.kinds do not allow it: allow it there, or run `dvc repro` for an exact plan."
+        )
+    if leave is not None and summary.gradient_error > leave.max_gradient_error * (1 + ROUNDING):
+        raise PlanMismatchError(
+            f"Plan {summary.plan_hash} may change gradients by {summary.gradient_error:.3%}, and "
+            f"lossy.max_gradient_error allows {leave.max_gradient_error:.3%}: raise it, or run `dvc repro` for a plan "
+            "within it."
         )
 
 

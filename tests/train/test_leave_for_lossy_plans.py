@@ -32,6 +32,12 @@ def test_a_lossy_plan_needs_leave() -> None:
     check_leave(LOSSY, settings(kinds="all"))
 
 
+def test_a_plan_must_be_within_the_limit_of_today() -> None:
+    check_leave(LOSSY, settings(kinds="all", max_gradient_error=0.0042))
+    with pytest.raises(PlanMismatchError, match=r"Plan abc may change gradients by 0.420%, and .* allows 0.400%"):
+        check_leave(LOSSY, settings(kinds="all", max_gradient_error=0.004))
+
+
 def test_an_exact_plan_needs_none() -> None:
     check_leave(replace(blank_summary(), lossy=("relu1bit: h relu alone",)), settings())
 

@@ -138,7 +138,7 @@ PAIRS = Section(
     "The paper's tables 10 to 12, with more techniques, each combination in one plan: GPT-2 (4 × 192), 8 samples of "
     "128 tokens for each update by AdamW. *freeze*: three quarters of the units, others in each update. *quantise*: "
     "codes of 4 to 16 bits, within the default limit of the gradient's error. *prune*: the largest tenth of what "
-    "normalisations read that never train; only LoRA has such, so that it changes nothing elsewhere. *LoRA*: "
+    "normalisations read that do not train; only LoRA and freezing have such, and the error may be 50%. *LoRA*: "
     "adapters of rank 16. *accumulate*: four micro-batches. These take the least memory that they can with nothing "
     "computed again; with *recompute* the step has half of that beside what is there between steps, and with "
     "*offload* half of what is there between steps goes to the disk, or both as far as there is a plan. Peaks are "

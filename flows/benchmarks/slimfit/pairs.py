@@ -96,6 +96,7 @@ class _Masks:
     seed: int = 0
     given: list[str] | None = None
     _drawn: random.Random = field(init=False)
+    _units: list[str] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self._drawn = random.Random(self.seed)
@@ -104,9 +105,16 @@ class _Masks:
         """Return how many of the units train."""
         return units - int(RATE * units)
 
+    def all_in_turns(self) -> Iterator[list[str]]:
+        """Yield units that train together, until each was among them; nothing where none was ever asked for."""
+        units, most = self._units, max(1, self.most_active(len(self._units)))
+        for begin in range(0, len(units), most):
+            yield units[begin : begin + most]
+
     def choose(self, step: int, dynamics: Mapping[str, float]) -> Collection[str]:
         """Return the units that train."""
         del step
+        self._units = list(dynamics)
         if self.given is not None:
             return self.given
         return self._drawn.sample(list(dynamics), self.most_active(len(dynamics)))
@@ -219,6 +227,9 @@ def _measured(job: _Job, updates: int) -> PairRow:
             run()
             times[name].append(time.perf_counter() - began)
     predicted_s, predicted, measured, error, kept = 0.0, 0, 0, 0.0, dict[str, None]()
+    for units in job.masks.all_in_turns():  # states of the optimizer begin with a unit's first update
+        job.masks.given = units
+        update()
     worst = step.plan.worst_units
     job.masks.given = worst.split(", ") if worst else None
     for number in range(job.micro_batches):
