@@ -44,6 +44,8 @@ class Effort:
         cut_seconds: see `PlanRequest`; for the plan that is run, not for those that a search looks at.
         rules_suffice: blocks are not solved where fixed policies, rules and the lower tier alone give a plan that is
             slower than the lower bound by this factor at most; 0 to solve them always.
+        few_blocks: where there is a lower tier, so many distinct blocks at most are solved at once: that takes less
+            time than to decide twice what is offloaded.
     """
 
     seconds_per_call: float = SECONDS_PER_CALL
@@ -56,6 +58,11 @@ class Effort:
     slots: int = MEMORY_SLOTS
     cut_seconds: float = CUT_SECONDS
     rules_suffice: float = 0.0
+    few_blocks: int = 12
+
+    def rules_first(self, distinct_blocks: int, *, offloads: bool) -> bool:
+        """Say whether plans without solved blocks are looked for first."""
+        return bool(self.rules_suffice) and not (offloads and distinct_blocks <= self.few_blocks)
 
 
 QUICK = Effort(

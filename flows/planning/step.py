@@ -124,7 +124,14 @@ def solve_costed(
     budget = reserve.usable_bytes
     store = PlanStore(how.stores / "solved")
     lasting = lower_tier.lasting() if lower_tier else None
-    efforts = effort.o_ilp_searches, effort.slots, effort.eviction_rules, effort.rules_suffice, cut_seconds
+    efforts = (
+        effort.o_ilp_searches,
+        effort.slots,
+        effort.eviction_rules,
+        effort.rules_suffice,
+        effort.few_blocks,
+        cut_seconds,
+    )
     limits = effort.grid, effort.solver, effort.o_ilp, efforts
     freezable = how.freeze.freezable(variants[0].trace) if how.freeze is not None else None
     frozen = (freezable,) if freezable is not None else ()
@@ -160,7 +167,8 @@ def solve_costed(
     with reserve.counted():
         solved, options = None, list[Option]()
         lacking: list[Infeasible | NoRoomInLowerTier] = []
-        if method == METHOD and effort.rules_suffice:
+        distinct = {b.block_hash for v in variants for b in v.blocks}
+        if method == METHOD and effort.rules_first(len(distinct), offloads=lower_tier is not None):
             options = costed.fixed_options_for(method)
             try:
                 solved = fastest(options, known.part("fixed policies"))

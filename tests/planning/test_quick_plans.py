@@ -88,6 +88,14 @@ def test_what_rules_alone_find_is_not_lost(stores: Path, monkeypatch: pytest.Mon
         solve_costed(costed(stores), 1, Planning(stores=stores, effort=patient))
 
 
+def test_few_blocks_are_solved_at_once_where_something_may_be_offloaded() -> None:
+    """Otherwise most of planning, which decides what is offloaded, happens twice: it did for a sharded GPT-2."""
+    assert QUICK.rules_first(3, offloads=False)
+    assert not QUICK.rules_first(3, offloads=True)
+    assert QUICK.rules_first(43, offloads=True)
+    assert not ALWAYS.rules_first(43, offloads=True)
+
+
 @pytest.mark.parametrize("method", ["rockmate", "rotor"])
 def test_a_method_that_is_named_gets_its_schedules(stores: Path, method: str) -> None:
     how = Planning(stores=stores, effort=QUICK, method=method)

@@ -19,9 +19,10 @@ REGATHERED = "llama_lora"
 
 
 def check_all(found: list[Compared]) -> None:
-    """Fail where a rank differs, or took more memory than its plan says."""
+    """Fail where a rank differs, or took more memory than its plan says, or than its budget."""
     for rank, one in enumerate(found):
         assert not one.differences, f"rank {rank}: {one.differences}"
+        assert 0 < one.peak_bytes <= one.budget_bytes, rank
         assert one.peak_bytes <= max(1.02 * one.predicted_bytes, one.predicted_bytes + (1 << 14)), rank
 
 
