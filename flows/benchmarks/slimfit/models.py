@@ -79,7 +79,7 @@ def decoder(batch: int, **smaller: Any) -> tuple[nn.Module, Any]:
 
 MODELS: dict[str, Frozen] = {
     "bert": Frozen("BERT-base, 128 tokens", bert, 4, 32, (3.2, 0.7)),
-    "vit": Frozen("ViT-base, 224 pixels", vit, 4, 128, (69.5, 11.9)),
+    "vit": Frozen("ViT-base, 224 pixels", vit, 4, 32, (4.5, 0.9)),
     "decoder": Frozen("decoder with fused attention, 256 tokens", decoder, 2),
 }
 """The models, by the names that commands take."""
