@@ -130,11 +130,13 @@ class Referee:
 
         program = self._program
         steps, outcome = plan.steps, plan.outcome
+        touched = {n.node: frozenset({*n.reads, *n.mutates}) for n in program.nodes if n.phase == "update"}
         if plan.tier is not None:
-            touched = {n.node: frozenset({*n.reads, *n.mutates}) for n in program.nodes if n.phase == "update"}
             steps, outcome = shift(steps, outcome, program.nbytes, self._budget_bytes, judge, touched)
         if self._collectives:
             steps, outcome = overlap(steps, outcome, program.nodes, program.nbytes, self._budget_bytes, judge)
+            if plan.tier is not None:  # what collectives no longer hide is late now
+                steps, outcome = shift(steps, outcome, program.nbytes, self._budget_bytes, judge, touched)
         return replace(plan, steps=steps, outcome=outcome, hidden=True)
 
     def hide_all(self, plans: Sequence[JudgedPlan], fastest_s: float) -> Iterator[JudgedPlan]:

@@ -1,8 +1,9 @@
 """Runs collectives beside computing: starts gathers before their readers, and ends scatters after other work.
 
 A plan is made as if a collective were computed in its place. Here its row is split into a start and a `wait`. A gather
-starts so early that it is done when its first reader begins, if the budget has room for the weight until then. The wait
-for a scatter, with the update that reads it, comes so late that nobody waits, if there is room for the gradient.
+starts so early that it is done when its first reader begins, if the budget has room for the weight until then; shards
+that come from the lower tier are reloaded before that. The wait for a scatter, with the update that reads it, comes so
+late that nobody waits, if there is room for the gradient; a shard of it that is offloaded leaves then.
 """
 
 from __future__ import annotations
@@ -23,6 +24,23 @@ Judge = Callable[[Sequence[Step]], Outcome | None]
 
 LEADS = (1.0, 1.5, 3.0)
 """Factors by which collectives are taken to be longer than they are, since they wait for each other."""
+
+
+@dataclass(frozen=True)
+class _Moves:
+    """What moves besides gathers.
+
+    Attributes:
+        scatters: waits for scatters, and updates that read what they make.
+        transfers: reloads of the shards that a gather reads, and offloads of what a scatter makes.
+    """
+
+    scatters: bool
+    transfers: bool
+
+
+MOVES = (_Moves(scatters=True, transfers=True), _Moves(scatters=True, transfers=False), _Moves(False, False))
+"""What is tried, until the referee finds it legal."""
 
 
 def overlap(
@@ -46,8 +64,8 @@ def overlap(
     best, judged = list(steps), outcome
     rows = _rows_of(steps, outcome, nodes)
     for lead in LEADS:
-        for scatters in (True, False):
-            moved = _Overlap(steps, outcome, nodes, nbytes, budget_bytes, lead, rows).run(scatters=scatters)
+        for what in MOVES:
+            moved = _Overlap(steps, outcome, nodes, nbytes, budget_bytes, lead, rows, what).run()
             found = judge(moved)
             if found is not None and found.peak_bytes <= budget_bytes:
                 if found.time_s < judged.time_s:
@@ -104,6 +122,15 @@ def _is_collective(step: Step, nodes: Sequence[ComputeNode]) -> bool:
     return step.kind == "compute" and nodes[step.node].collective
 
 
+@dataclass(frozen=True)
+class _Reload:
+    """A reload of a shard: its row, the row that waits for it, and the last row before it that touches the shard."""
+
+    row: int
+    wait: int
+    before: int
+
+
 class _Overlap:
     """Moves the rows of one plan."""
 
@@ -116,8 +143,11 @@ class _Overlap:
         budget_bytes: int,
         lead: float,
         rows: _Rows,
+        moves: _Moves,
     ) -> None:
         self.steps, self.nodes, self.nbytes, self.lead = steps, nodes, nbytes, lead
+        self.moves = moves
+        self.time_s = [row.end_s - row.start_s for row in outcome.rows]
         self.room = np.array([budget_bytes - row.peak_bytes for row in outcome.rows], dtype=np.int64)
         self.rows = rows
         self.key: dict[int, float] = {}
@@ -125,7 +155,7 @@ class _Overlap:
         self.started: dict[int, float] = {}
         """Position of the start of a collective, by the row that computed it; that row becomes its wait."""
 
-    def run(self, *, scatters: bool) -> list[Step]:
+    def run(self) -> list[Step]:
         """Return the rows in their new order."""
         collectives = [i for i, step in enumerate(self.steps) if _is_collective(step, self.nodes)]
         updates = {i for i in collectives if self.nodes[self.steps[i].node].phase == "update"}
@@ -133,7 +163,7 @@ class _Overlap:
         for i in reversed([i for i in collectives if i not in updates]):
             begins_s = self._start_early(i, begins_s)
         free_s = 0.0
-        for i in sorted(updates) if scatters else ():
+        for i in sorted(updates) if self.moves.scatters else ():
             free_s = self._end_late(i, free_s)
         rows: list[tuple[float, int, Step]] = []
         for i, step in enumerate(self.steps):
@@ -149,27 +179,59 @@ class _Overlap:
     def _start_early(self, i: int, begins_s: float) -> float:
         """Start the gather of row `i` before it; return when the lane has to be free for it."""
         node = self.nodes[self.steps[i].node]
-        need = sum(self.nbytes[s] for s in node.creates)
+        reloads = self._reloads(i, node) if self.moves.transfers else {}
+        shards = sum(self.nbytes[s] for s in reloads)
+        need = sum(self.nbytes[s] for s in node.creates) + shards
         wanted_s = min(self.rows.at_s[i], begins_s) - self.lead * node.time_s
-        first = max(bisect_right(self.rows.at_s, wanted_s, 0, i + 1) - 1, self._latest_change(i, node) + 1, 0)
+        first = max(self._row_at(wanted_s, i), self._latest_change(i, node, reloads) + 1, 0)
         full = np.flatnonzero(self.room[first:i] < need)
         first += int(full[-1]) + 1 if full.size else 0
         startable = np.flatnonzero(self.room[first:i] >= need + node.workspace_bytes)
         if not startable.size:
             return min(self.rows.at_s[i], begins_s)
         first += int(startable[0])
-        self.room[first:i] -= need
+        self.room[first:i] -= need - shards
         self.started[i] = first - 0.5
+        for storage, found in reloads.items():
+            self._reload_before(storage, found, first)
         return min(begins_s, max(self.rows.at_s[first], wanted_s))
 
-    def _latest_change(self, i: int, node: ComputeNode) -> int:
+    def _row_at(self, time_s: float, end: int) -> int:
+        """Return the last row before `end` that begins no later than a time."""
+        return bisect_right(self.rows.at_s, time_s, 0, end + 1) - 1
+
+    def _reloads(self, i: int, node: ComputeNode) -> dict[int, _Reload]:
+        """Return the reloads of shards that the gather of row `i` reads, and that it alone waits for."""
+        found: dict[int, _Reload] = {}
+        for storage in node.reads:
+            rows = self.rows.of_storage.get(storage, [])
+            at = bisect_left(rows, i)
+            if at >= 2 and self.steps[rows[at - 1]].kind == "wait" and self.steps[rows[at - 2]].kind == "reload":
+                before = rows[at - 3] if at >= 3 else -1
+                found[storage] = _Reload(rows[at - 2], rows[at - 1], before)
+        return found
+
+    def _reload_before(self, storage: int, found: _Reload, first: int) -> None:
+        """Wait for a reload before row `first`, and start it so early that it is over then, as far as there is room."""
+        if found.wait >= first:
+            self.key[found.wait] = first - 0.6
+        started_s = self.rows.at_s[first] - self.lead * self.time_s[found.row]
+        target = max(self._row_at(started_s, first), found.before + 1, 0)
+        size = self.nbytes[storage]
+        full = np.flatnonzero(self.room[target : min(first, found.row)] < size)
+        target += int(full[-1]) + 1 if full.size else 0
+        if target < found.row or first <= found.row:
+            self.room[target : found.row] -= size
+            self.key[found.row] = target - 0.7
+
+    def _latest_change(self, i: int, node: ComputeNode, reloads: Mapping[int, _Reload]) -> int:
         """Return the last row before row `i` that changes what a node reads, or touches an old copy of what it makes.
 
-        It is -1 where there is none.
+        A reload that can be moved changes nothing. It is -1 where there is none.
         """
         of_made = (self.rows.of_storage.get(s, ()) for s in node.creates)
-        of_read = (self.rows.changing.get(s, ()) for s in node.reads)
-        found = -1
+        of_read = (self.rows.changing.get(s, ()) for s in node.reads if s not in reloads)
+        found = max((r.before for r in reloads.values()), default=-1)
         for rows in (*of_made, *of_read):
             before = bisect_left(rows, i)
             found = max(found, rows[before - 1] if before else -1)
@@ -200,7 +262,8 @@ class _Overlap:
     def _dependents(self, i: int) -> tuple[list[int], int]:
         """Return the rows that must follow the scatter of row `i` and can be put off with it, and where they must end.
 
-        These are rows that free what it reads, and the norm or the update that reads its shard.
+        These are rows that free what it reads, and the norm or the update that reads its shard; where the CPU updates,
+        the rows that offload the shard, wait for that, and start the update.
         """
         node = self.nodes[self.steps[i].node]
         touched = set(node.creates) | set(node.reads)
@@ -208,7 +271,10 @@ class _Overlap:
         for k in self._following(i, touched):
             step = self.steps[k]
             is_update = step.kind == "compute" and self.nodes[step.node].phase == "update"
-            if step.kind != "free" and not (is_update and not self.nodes[step.node].collective):
+            leaves = self.moves.transfers and (
+                step.kind == "update" or (step.kind in ("offload", "wait") and step.storage in node.creates)
+            )
+            if step.kind != "free" and not leaves and not (is_update and not self.nodes[step.node].collective):
                 return moving, k
             if is_update and len(self.nodes[step.node].mutates) == 0 and len(self.nodes[step.node].reads) > 1:
                 return moving, k  # the scale of clipping waits for all norms

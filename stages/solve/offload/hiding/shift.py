@@ -98,7 +98,7 @@ class _Round:
                 self._later(wait)
             elif wait.action == "reload":
                 self._earlier(wait)
-            else:
+            elif wait.action == "update":
                 self._postpone(wait)
         self._order_updates()
         if not self.keys:
