@@ -27,10 +27,13 @@ class JudgedPlans:
 
     def hear(self, source: Source, task: Task) -> None:
         """Take in everything that a source proposes."""
-        in_memory_s = min((p.time_s for p in self.fitting if p.tier is None), default=math.inf)
         judged = list(self.referee.listen(source.propose(task)))
         self.judged += judged
-        self.fitting += self.referee.hide_all([p for p in judged if not p.only_bound], in_memory_s)
+        # A plan that moves may be chosen while it is a little slower, one in memory only where it is the fastest.
+        in_memory_s = min((p.time_s for p in self.fitting if p.tier is None), default=math.inf)
+        moving_s = min((p.time_s for p in self.fitting if p.tier is not None), default=math.inf)
+        found = [p for p in judged if not p.only_bound]
+        self.fitting += self.referee.hide_all(found, min(in_memory_s, moving_s * SAME_SPEED))
 
     def leanest(self) -> JudgedPlan:
         """Return the plan with the lowest peak, which tells the smallest budget that works.

@@ -19,6 +19,18 @@ Method = Literal["exact", "relax_and_round"]
 TOLERANCE = 1e-6
 """Relative distance of an optimum from its bound that comes of how solvers count."""
 
+INTEGERS_S = 1e-3
+"""Seconds for each variable that a program with integers takes: with a limit below that, relaxations come first."""
+
+LINEAR_S, PATIENCE = 2e-3, 4.0
+"""Seconds for each variable that a program without integers may take, up to so many times the limit.
+
+It takes less on the machines tried, and where it is cut off nothing is known.
+"""
+
+NEAR_RELAXATION = 0.05
+"""Share by which what relaxations found may be above the bound, where the limit is short for integers."""
+
 UNUSED = 1e-6
 """Share up to which a relaxation does not use an option."""
 
@@ -80,6 +92,11 @@ class _Solve:
        since the simplex method takes several times as long with programs as long and sparse as these.
     3. The relaxation's options, rounded to whole ones, and all fractions anew: nearly always within 1%.
     4. The program with only those options that the relaxation or the best answer uses.
+
+    Where a program is so large, by its number of variables, that the limit is short for it, its relaxation comes first,
+    and integers are only asked where the rounded relaxation is far from its bound. With 7,400 variables and 4 s, the
+    whole program stayed twice at what it began with (within 4.8% of the bound, and far from it), and came within 0.15%
+    where rounding came within 22%.
     """
 
     def __init__(
@@ -98,30 +115,44 @@ class _Solve:
             integers: solve programs with integers; else only round the relaxation.
         """
         linear = self._limits.relaxed or self._limits.options is not None
-        if integers and not linear:
-            whole = self._integers()
-            if whole.model.isMIP():
-                self._try(self._lean(), whole=False)
-            status = self._try(whole, whole=True)
+        whole = None if linear or not integers else self._integers()
+        short = whole is not None and whole.model.isMIP() and self._is_short(whole)
+        if whole is not None and not short:
+            status = self._whole(whole)
             if status in ("infeasible", "optimal"):
                 return self._result(status)
         relaxed = build(self._problem, replace(self._limits, relaxed=True))
         status = self._try(relaxed, whole=True, answers=linear)
         if status == "infeasible" or linear:
             return self._result(status)
+        shares = [[value_of(v) for v in comp] for comp in relaxed.comp]
         if status != "unknown":
-            self._near([[value_of(v) for v in comp] for comp in relaxed.comp], integers=integers)
+            self._near(shares)
+        if whole is not None and short and self._distance() > NEAR_RELAXATION:
+            status = self._whole(whole)
+            if status == "infeasible":
+                return self._result(status)
+        elif status != "unknown" and whole is not None and not short and not self._is_good():
+            self._try(self._integers(shares), whole=False, interior_points=True)
         if self._best.solution is None:
             return self._result("unknown")
         return self._result("optimal" if self._is_good() else "feasible")
 
-    def _near(self, shares: Sequence[Sequence[float]], *, integers: bool) -> None:
+    def _is_short(self, m: OIlp) -> bool:
+        """Return whether the limit is short for a program with integers."""
+        return self._settings.time_limit_s < INTEGERS_S * len(m.model.variables())
+
+    def _whole(self, whole: OIlp) -> Status:
+        """Solve the whole program, with integers from the leanest options or from what is known by now."""
+        if whole.model.isMIP() and self._best.solution is None:
+            self._try(self._lean(), whole=False)
+        return self._try(whole, whole=True)
+
+    def _near(self, shares: Sequence[Sequence[float]]) -> None:
         """Look for answers near the relaxation's, given its shares of options."""
         for options in dict.fromkeys(_roundings(self._problem, shares)):
             if not self._is_good():
                 self._round(options)
-        if integers and not self._is_good():
-            self._try(self._integers(shares), whole=False, interior_points=True)
 
     def _lean(self) -> OIlp:
         return build(self._problem, replace(self._limits, options=_leanest(self._problem), relaxed=True))
@@ -138,7 +169,14 @@ class _Solve:
                     variable.upBound = 0
         return m
 
-    def _try(self, m: OIlp, *, whole: bool, answers: bool = True, interior_points: bool = False) -> Status:
+    def _try(
+        self,
+        m: OIlp,
+        *,
+        whole: bool,
+        answers: bool = True,
+        interior_points: bool = False,
+    ) -> Status:
         """Solve a program, and return how that ended.
 
         Args:
@@ -148,7 +186,12 @@ class _Solve:
             interior_points: see `solve_milp`.
         """
         linear = not m.model.isMIP()
-        outcome = _solve(m, self._settings, self._solver, {} if linear else self._start, interior_points)
+        settings = self._settings
+        if linear:
+            limit_s = settings.time_limit_s
+            patient_s = min(LINEAR_S * len(m.model.variables()), PATIENCE * limit_s)
+            settings = replace(settings, time_limit_s=max(limit_s, patient_s))
+        outcome = _solve(m, settings, self._solver, {} if linear else self._start, interior_points)
         self._spent_s += outcome.wall_s
         found = answer_of(m, outcome, bound_of(m, outcome))
         bound_s = max(self._best.bound_s, found.bound_s) if whole else self._best.bound_s
@@ -161,6 +204,11 @@ class _Solve:
             self._bound = max(self._bound, proven)
         self._best = replace(found if better else self._best, bound_s=bound_s, solver=outcome.solver)
         return outcome.status
+
+    def _distance(self) -> float:
+        """Return how far the best answer is above the bound, as a share of it; infinite where there is none."""
+        found = self._objective - self._bound
+        return found / abs(self._objective) if math.isfinite(found) and self._objective else math.inf
 
     def _is_good(self) -> bool:
         distance = self._objective - self._bound

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stowage.stages.formulations.offload.bounds import lower_bound
@@ -37,7 +37,7 @@ NOTICEABLE_WAIT = 1e-3
 ROUNDINGS_PER_ANSWER = 4
 """Roundings of one answer; each but the first without updates by the CPU that were too slow before."""
 
-SOLVES_PER_LIMIT = 4
+SOLVES_PER_LIMIT = 2.5
 """Once a plan fits, O-ILP is asked again only until its solves took this many times the limit of one."""
 
 TRANSFER_REACH_STEPS = 8
@@ -46,8 +46,14 @@ TRANSFER_REACH_STEPS = 8
 Such problems are solved ten times faster, and on the models tried with the same objective.
 """
 
+MUCH_SLOWER = 1.01
+"""Of two ways to place reloads, one that is slower by this factor is not tried in further roundings of an answer."""
+
 Judged = Generator[Proposal, JudgedPlan | None, list[JudgedPlan]]
 """Proposals, and at the end the plans among them that the referee accepted."""
+
+Placed = Generator[Proposal, JudgedPlan | None, dict[bool, JudgedPlan]]
+"""The same, by whether activations are reloaded early."""
 
 
 def reach_of(steps: int) -> int | None:
@@ -169,22 +175,30 @@ class _Search:
         found: list[JudgedPlan] = []
         barred: frozenset[str] = frozenset()
         decision = self._decision(answer)
+        ways: Sequence[bool] = (True, False)
         for _ in range(ROUNDINGS_PER_ANSWER):
             rounded = round_o_ilp(
                 problem, solution, self._settings, reach=reach, smoothed=smoothed, barred=barred, refits=refits
             )
-            placed = yield from self._placed(rounded, decision)
-            found += placed
-            slow = barred.union(self._problem.name_of[s] for p in placed for s in self._slow_updates(p))
+            placed = yield from self._placed(rounded, decision, ways)
+            found += placed.values()
+            ways = _not_much_slower(placed)
+            slow = barred.union(self._problem.name_of[s] for p in placed.values() for s in self._slow_updates(p))
             if slow == barred:
                 break
             barred = slow
         return found
 
-    def _placed(self, rounded: RoundedPlan, decision: Decision) -> Judged:
-        """Propose a rounded plan with activations reloaded early and late, and return what the referee accepts."""
-        accepted: list[JudgedPlan] = []
-        for early in (True, False):
+    def _placed(self, rounded: RoundedPlan, decision: Decision, ways: Sequence[bool]) -> Placed:
+        """Propose a rounded plan with activations reloaded early and late, and return what the referee accepts.
+
+        Args:
+            rounded: the plan.
+            decision: how it was made.
+            ways: whether activations are reloaded early, for each plan that is proposed.
+        """
+        accepted: dict[bool, JudgedPlan] = {}
+        for early in ways:
             transfers, lower_tier, executions = self._translator.transfers(rounded, early=early)
             verdict = yield replace(
                 self._offloader.proposal("offmate", executions, transfers, lower_tier, decision),
@@ -194,7 +208,7 @@ class _Search:
                 rates_bound_s=self.rates_bound_s,
             )
             if verdict is not None:
-                accepted.append(verdict)
+                accepted[early] = verdict
         return accepted
 
     def _decision(self, answer: OIlpAnswer) -> Decision:
@@ -220,3 +234,11 @@ class _Search:
                 if row.end_s - row.start_s > NOTICEABLE_WAIT * plan.outcome.time_s:
                     waiting.add(step.storage)
         return waiting
+
+
+def _not_much_slower(placed: Mapping[bool, JudgedPlan]) -> tuple[bool, ...]:
+    """Return the ways to place reloads that are worth another try; all where plans were not hidden or not accepted."""
+    if len(placed) < 2 or not all(p.hidden for p in placed.values()):
+        return (True, False)
+    fastest_s = min(p.time_s for p in placed.values())
+    return tuple(early for early, plan in placed.items() if plan.time_s <= fastest_s * MUCH_SLOWER)
