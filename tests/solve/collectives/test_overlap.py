@@ -12,7 +12,7 @@ from stowage.stages.ir.errors import IllegalPlanError
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.step import Step
 from stowage.stages.simulate.plan import Outcome, replay_plan
-from stowage.stages.solve.collectives.overlap import _Overlap, _rows_of, overlap
+from stowage.stages.solve.collectives.overlap import MOVES, _Overlap, _rows_of, overlap
 from stowage.stages.solve.collectives.policies import gathered_again
 from stowage.stages.solve.program.chain import Execution
 from stowage.stages.solve.program.program import StepProgram
@@ -63,7 +63,7 @@ def test_the_row_that_a_gather_cannot_pass_is_the_one_found_by_walking(layers: l
     steps = program.steps(gathered_again(in_order(program), program.nodes))
     outcome = replay_plan(program.storages, program.nodes, steps, keep=program.keep)
     rows = _rows_of(steps, outcome, program.nodes)
-    moving = _Overlap(steps, outcome, program.nodes, program.nbytes, 10**6, 1.0, rows)
+    moving = _Overlap(steps, outcome, program.nodes, program.nbytes, 10**6, 1.0, rows, MOVES[0])
 
     def changes(k: int, gather: ComputeNode) -> bool:
         step = steps[k]
@@ -77,7 +77,7 @@ def test_the_row_that_a_gather_cannot_pass_is_the_one_found_by_walking(layers: l
         if step.kind == "compute" and program.nodes[step.node].collective:
             gather = program.nodes[step.node]
             walked = max((k for k in range(i) if changes(k, gather)), default=-1)
-            assert moving._latest_change(i, gather) == walked
+            assert moving._latest_change(i, gather, {}) == walked
 
 
 @given(LAYERS, st.integers(0, 400), st.booleans())
