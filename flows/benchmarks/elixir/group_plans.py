@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from stowage.flows.benchmarks.elixir.plan_b import Case, seconds_of
 from stowage.stages.ir.parallel import GroupChoice
@@ -47,8 +48,15 @@ def lowered_plan(case: Case, choices: Choices, name: str) -> JudgedPlan:
     return case.referee.judge(replace(proposal, hide_at_once=True))
 
 
-def group_times(case: Case, on_fsdp2: Mapping[str, Choices]) -> dict[str, float | None]:
-    """Return the seconds of each way to choose for groups, None where it does not fit.
+class GroupPlan(NamedTuple):
+    """Seconds of a step, and most bytes on the device."""
+
+    time_s: float
+    device_bytes: int
+
+
+def group_plans(case: Case, on_fsdp2: Mapping[str, Choices]) -> dict[str, GroupPlan | None]:
+    """Return time and memory of each way to choose for groups, None where it does not fit.
 
     The exact choice is the fastest of all that this referee has seen: its own answers, those for FSDP2, and whatever
     they began with. So it is of the greedy choice.
@@ -60,10 +68,11 @@ def group_times(case: Case, on_fsdp2: Mapping[str, Choices]) -> dict[str, float 
     others = {f"{name} on FSDP2": choices for name, choices in on_fsdp2.items() if name in (EXACT, GREEDY)}
     race = GroupRace(case.offloader, members_of(case.program), ROOT, others)
     task = Task(case.program, case.chain, case.planning.request(case.budget, case.machine.device))
-    found: dict[str, float | None] = dict.fromkeys((EXACT, GREEDY, *POLICIES))
+    found: dict[str, GroupPlan | None] = dict.fromkeys((EXACT, GREEDY, *POLICIES))
     for plan in case.referee.listen(race.propose(task)):
         if case.referee.fits(plan):
             name = plan.method.removeprefix("groups, ").removesuffix(" on FSDP2")
+            seen = GroupPlan(seconds_of(case, plan), plan.peak_bytes)
             for key in dict.fromkeys((EXACT, name)):
-                found[key] = min(seconds_of(case, plan), found[key] or float("inf"))
+                found[key] = min(seen, found[key] or seen)
     return found

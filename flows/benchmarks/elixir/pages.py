@@ -225,14 +225,18 @@ SPEEDUPS = Section(
 SCALING = Section(
     "elixir_ranks",
     "From 1 to 64 GPUs",
-    "GPT2-20b, batch 8 for each GPU, simulated TFLOPS for each GPU. Above four GPUs there are several nodes of four, "
-    "each with its own host, and a network of 25 GB/s for each GPU between them: assumed, nothing was published. "
-    "*AWS p4d* has the rates of the paper's Table 5.",
+    "GPT2-20b, batch 8 for each GPU: simulated TFLOPS for each GPU, and in brackets the most GiB on one, the driver's "
+    "included; after `OOM`, what would be needed there, unless it is the host that does not suffice. Above four GPUs "
+    "there are several nodes of four, each with its own host, and a network of 25 GB/s for each GPU between them: "
+    "assumed, nothing was published. *AWS p4d* has the rates of the paper's Table 5. All but the sharded plans compute "
+    "every layer again, and are simulated group by group; the plans are judged row by row. Plans and choices for FSDP2 "
+    "take what memory there is; engines of others take what they need.",
     ELIXIR,
     (
         text("machine", "machine"),
         Column("ranks", "n"),
-        *(Column(k, h, lambda x: x) for k, h in (("elixir", "Elixir"), ("fsdp2", "on FSDP2"), ("ddp", "DDP"))),
+        *(Column(k, h, lambda x: x) for k, h in (("plan_b", "sharded plan"), ("fsdp2", "on FSDP2"))),
+        *(Column(k, h, lambda x: x) for k, h in (("elixir", "Elixir"), ("ddp", "DDP"), ("fsdp", "FSDP"))),
         *(Column(k, h, lambda x: x) for k, h in (("zero_2", "ZeRO-2"), ("zero_3", "ZeRO-3"))),
         *(Column(k, h, lambda x: x) for k, h in (("zero_2_offload", "ZeRO-2 off."), ("zero_3_offload", "ZeRO-3 off."))),
     ),

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from stowage.flows.benchmarks.elixir.engines import Configuration
-from stowage.flows.benchmarks.elixir.group_plans import EXACT, group_times
+from stowage.flows.benchmarks.elixir.group_plans import EXACT, GroupPlan, group_plans
 from stowage.flows.benchmarks.elixir.kept import Kept
+from stowage.flows.benchmarks.elixir.machines import DRIVER_BYTES
 from stowage.flows.benchmarks.elixir.models import MODELS
 from stowage.flows.benchmarks.elixir.plan_b import Planned, case_of, planned
 from stowage.flows.benchmarks.elixir.rows import EFFORT, sharding_problem
@@ -27,6 +28,7 @@ class PlanCell:
     Attributes:
         machine, model, ranks, batch: the configuration.
         plan_s: seconds of a step of the plan, which the choices for groups take part in.
+        device_bytes: most bytes on its device, with the driver's; None where nothing fits.
         method: how it was made.
         groups_s: seconds of each way to choose for groups, all judged by the referee of plans.
         on_fsdp2_s: seconds of the best choice as FSDP2 would run it.
@@ -38,15 +40,21 @@ class PlanCell:
     ranks: int
     batch: int
     plan_s: float | None
+    device_bytes: int | None
     method: str
     groups_s: Mapping[str, float | None]
     on_fsdp2_s: float | None
     planned_s: float
 
     @property
+    def tflops(self) -> float | None:
+        """Return its TFLOPS, None where nothing fits."""
+        return MODELS[self.model].flops(self.batch) / self.plan_s / 1e12 if self.plan_s else None
+
+    @property
     def words(self) -> str:
         """Return its TFLOPS for people."""
-        return f"{MODELS[self.model].flops(self.batch) / self.plan_s / 1e12:.0f}" if self.plan_s else "OOM"
+        return "OOM" if self.tflops is None else f"{self.tflops:.0f}"
 
 
 class PlanCells:
@@ -85,21 +93,23 @@ def plan_cell(c: Configuration) -> PlanCell:
         case = case_of(c, problem.machine, problem.device_budget, Path(stores))
         found = planned(case)
         planned_s = processor_s() - started
-        groups_s = group_times(case, {k.name: k.choices for k in on_fsdp2.contestants})
-    plan_s, method = fastest(found, groups_s)
+        groups = group_plans(case, {k.name: k.choices for k in on_fsdp2.contestants})
+    chosen, method = fastest(found, groups)
+    plan_s, device_bytes = (chosen.time_s, chosen.device_bytes + DRIVER_BYTES) if chosen else (None, None)
     best = on_fsdp2.best.judged.time_s if on_fsdp2.best else None
     name = c.machine.name, c.model.name, c.ranks, c.batch
-    return PlanCell(*name, plan_s, method, groups_s, best, planned_s)
+    groups_s = {key: plan and plan.time_s for key, plan in groups.items()}
+    return PlanCell(*name, plan_s, device_bytes, method, groups_s, best, planned_s)
 
 
-def fastest(found: Planned | None, groups_s: Mapping[str, float | None]) -> tuple[float | None, str]:
-    """Return the seconds of the faster one of a plan and of the choices for groups, and how it was made.
+def fastest(found: Planned | None, groups: Mapping[str, GroupPlan | None]) -> tuple[GroupPlan | None, str]:
+    """Return time and memory of the faster one of a plan and of the choices for groups, and how it was made.
 
     The referee, which chooses plans, knows nothing of what collectives cost computing: so one of the choices may be
     faster after all.
     """
-    ways = [(found.time_s, found.method)] if found is not None else []
-    exact_s = groups_s[EXACT]
-    if exact_s is not None:
-        ways.append((exact_s, "groups"))
-    return min(ways, default=(None, ""))
+    ways = [(GroupPlan(found.time_s, found.device_bytes), found.method)] if found is not None else []
+    exact = groups[EXACT]
+    if exact is not None:
+        ways.append((exact, "groups"))
+    return min(ways, key=lambda way: way[0].time_s, default=(None, ""))

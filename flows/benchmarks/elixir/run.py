@@ -8,24 +8,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from stowage.flows.benchmarks.elixir.engines import ENGINES, Configuration
 from stowage.flows.benchmarks.elixir.figure import plan_time_figure
 from stowage.flows.benchmarks.elixir.judgement import fits_rows, judged_rows, missed_rows, speedups
 from stowage.flows.benchmarks.elixir.kept import Kept
-from stowage.flows.benchmarks.elixir.machines import MACHINES, P4D, PCIE, SXM
-from stowage.flows.benchmarks.elixir.models import MODELS
+from stowage.flows.benchmarks.elixir.machines import MACHINES, PCIE, SXM
 from stowage.flows.benchmarks.elixir.plan_cells import CELLS, PlanCells
-from stowage.flows.benchmarks.elixir.plan_time import RANKS, plan_times
+from stowage.flows.benchmarks.elixir.plan_time import plan_times
 from stowage.flows.benchmarks.elixir.published import PublishedRow, best_of_deepspeed
 from stowage.flows.benchmarks.elixir.rows import (
-    EFFORT,
     ElixirRow,
     configuration_of,
     elixir_rows,
-    sharding_problem,
     speedup,
 )
-from stowage.flows.planning.sharding import plan_groups
+from stowage.flows.benchmarks.elixir.scaling import scaling_rows, tflops_words
 from stowage.stages.formulations.sharding.race import RaceResult
 from stowage.stages.ir.files import write_atomically
 
@@ -61,7 +57,7 @@ def run_elixir(out: Path, say: Callable[[str], None]) -> str:
         "elixir_2": [_short(row) for row in rows if row.published.batch == 8],
         "elixir_3": [_short(row) for row in rows if row.published.ranks == 4 and row.published.batch != 8],
         "elixir_choices": [_choices(row) for row in rows if row.published.batch == 8],
-        "elixir_ranks": list(_scaling()),
+        "elixir_ranks": scaling_rows(cells),
         "elixir_plan_time": [asdict(found) for found in times],
         "elixir_constants": [{"machine": m.name, **asdict(m.constants)} for m in MACHINES.values()],
     }
@@ -95,8 +91,8 @@ def _full(row: ElixirRow, planned: PlanCells) -> dict[str, Any]:
         "batch": f"{p.batch}{' †' if row.fitted else ''}",
         **cells,
         "speedup": {"simulated": speedup(row.simulated), "published": speedup(p.tflops)},
-        "ddp": _words(row.simulated["ddp"]),
-        "fsdp2": _words(row.fsdp2),
+        "ddp": tflops_words(row.simulated["ddp"]),
+        "fsdp2": tflops_words(row.fsdp2),
         "plan_b": "" if cell is None else cell.words,
     }
 
@@ -139,17 +135,3 @@ def _speedups(rows: Sequence[ElixirRow]) -> Iterator[dict[str, Any]]:
                 "simulated": speedup(row.simulated),
                 "published": speedup(p.tflops),
             }
-
-
-def _scaling() -> Iterator[dict[str, Any]]:
-    for machine in (*MACHINES.values(), P4D):
-        for ranks in RANKS:
-            c = Configuration(machine, MODELS["GPT2-20b"], ranks, 8)
-            best = plan_groups(sharding_problem(c), EFFORT).best
-            found = {engine: _words(c.tflops(simulate(c))) for engine, simulate in ENGINES.items()}
-            fsdp2 = c.model.flops(c.batch) / best.judged.time_s / 1e12 if best else None
-            yield {"machine": machine.name, "ranks": ranks, **found, "fsdp2": _words(fsdp2)}
-
-
-def _words(tflops: float | None) -> str:
-    return "OOM" if tflops is None else f"{tflops:.0f}"

@@ -129,7 +129,7 @@ def test_the_exact_choice_is_never_slower_than_the_greedy_one_and_the_policies(m
 
 
 def test_planned_cells_become_a_column_of_tables_7_and_8() -> None:
-    cell = PlanCell(SXM.name, "GPT2-4b", 4, 8, MODELS["GPT2-4b"].flops(8) / 2e14, "offmate", {}, 1.0, 2.0)
+    cell = PlanCell(SXM.name, "GPT2-4b", 4, 8, MODELS["GPT2-4b"].flops(8) / 2e14, 30 << 30, "offmate", {}, 1.0, 2.0)
     rows = [{"model": "GPT2-4b", "ranks": 4, "batch": batch, "elixir": 1} for batch in ("4", "8 †")]
     assert [row["plan_b"] for row in with_plans(rows, [cell])] == ["", "200"]
     assert with_plans(rows, [replace(cell, plan_s=None)])[1] == {**rows[1], "plan_b": "OOM"}
@@ -153,7 +153,9 @@ def test_a_run_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
         if len(planned) == 2:
             raise KeyboardInterrupt
         planned.append(c.ranks)
-        return PlanCell(c.machine.name, c.model.name, c.ranks, c.batch, 1.0, "offmate", {"exact": None}, None, 2.0)
+        return PlanCell(
+            c.machine.name, c.model.name, c.ranks, c.batch, 1.0, 30 << 30, "offmate", {"exact": None}, None, 2.0
+        )
 
     monkeypatch.setattr(plan_cells, "plan_cell", plan)
     rows = [row for row in ROWS if row.model == "GPT2-4b" and row.machine == SXM.name and row.batch == 8]
@@ -179,7 +181,7 @@ def test_a_run_that_is_interrupted_writes_what_is_planned_so_far(
         if len(planned) == 2:
             raise KeyboardInterrupt
         times = dict.fromkeys(POLICIES, 1.5)
-        return PlanCell(c.machine.name, c.model.name, c.ranks, c.batch, 1.0, "offmate", times, None, 2.0)
+        return PlanCell(c.machine.name, c.model.name, c.ranks, c.batch, 1.0, 30 << 30, "offmate", times, None, 2.0)
 
     monkeypatch.setattr(plan_cells, "plan_cell", plan)
     said: list[str] = []
