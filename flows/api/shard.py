@@ -50,6 +50,7 @@ def shard(
     device_budget: str | int,
     host_budget: str | int | None = None,
     loss: Loss | None = None,
+    accumulate: int = 1,
     group: dist.ProcessGroup | None = None,
     mesh: DeviceMesh | None = None,
     choices: Choose | None = None,
@@ -71,6 +72,8 @@ def shard(
         device_budget: what each rank may use of its device: a size, or bytes.
         host_budget: what all ranks together may use of the host; what is free there if None.
         loss: see `fit`.
+        accumulate: forwards and backwards before an update, each of a batch like this one, whose gradients are reduced
+            and added up. With `set_requires_gradient_sync(False)` whole gradients wait instead, which is not counted.
         group: the ranks; all ranks of the default group if None, or this process alone where there is none.
         mesh: the ranks as a mesh of one dimension, instead of `group`.
         choices: chooses the state of each group of parameters, instead of the plan's own choice.
@@ -88,11 +91,23 @@ def shard(
         Infeasible: nothing fits the budgets.
         TraceError: the step cannot be traced.
     """
-    check_arguments(model=model, optimizer=optimizer, device_budget=device_budget, host_budget=host_budget, loss=loss)
+    check_arguments(
+        model=model,
+        optimizer=optimizer,
+        device_budget=device_budget,
+        host_budget=host_budget,
+        loss=loss,
+        accumulate=accumulate,
+    )
     names = {id(p): name for name, p in model.named_parameters()}
     _check(model, optimizer, names)
     ranks = _Ranks.of(model, group, mesh)
-    asked = {"device_budget": str(device_budget), "host_budget": str(host_budget), "prefetch": str(prefetch)}
+    asked = {
+        "device_budget": str(device_budget),
+        "host_budget": str(host_budget),
+        "prefetch": str(prefetch),
+        "accumulate": str(accumulate),
+    }
     own = {**fingerprint(model, batch), **asked}
     if ranks.group is not None:
         check_equal(own, ranks.group)
@@ -108,7 +123,9 @@ def shard(
         profile = profile_groups(model, batch, stores=stores, loss=loss, optimizer=optimizer, costs=costs)
         on_cpu = ranks.device.type == "cpu"
         resident_bytes = profile.resident_bytes + UNSEEN_BYTES
-        situation = Situation(profile.groups, machine, budget, host, resident_bytes, ahead, on_cpu)
+        situation = Situation(
+            profile.groups, machine, budget, host, resident_bytes, ahead, on_cpu, micro_batches=accumulate
+        )
         if choices is None:
             return ShardPlan.of(situation, choose(situation)).to_json()
         given = choices(profile.groups, machine, budget - resident_bytes, host)

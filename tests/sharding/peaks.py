@@ -110,6 +110,9 @@ CASES: dict[str, Callable[[], Case]] = {
 
 STEPS = 3
 
+TWICE = " twice"
+"""Marks a case of two micro-batches for each update."""
+
 
 def held(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> list[torch.Tensor]:
     """Return the tensors that are in memory between two steps."""
@@ -119,14 +122,17 @@ def held(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> list
     return [*local, *model.buffers(), *tensors_of(batch)]
 
 
-def peak_of(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, loss_of: Any = None) -> int:
+def peak_of(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, loss_of: Any = None, accumulate: int = 1
+) -> int:
     """Return the highest peak of some steps."""
 
     def step() -> float:
-        outputs = model(**batch)
-        loss = outputs.loss if loss_of is None else loss_of(outputs, batch)
-        del outputs
-        loss.backward()
+        for _ in range(accumulate):
+            outputs = model(**batch)
+            loss = outputs.loss if loss_of is None else loss_of(outputs, batch)
+            del outputs
+            loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         return float(loss.detach())
@@ -141,11 +147,11 @@ def main(stores: Path, names: list[str]) -> None:
     dist.init_process_group("gloo")
     for name in names:
         for state in STATES:
-            model, batch, loss, optimizer = CASES[name]()
-            plan = shard(
-                model, batch, optimizer, device_budget="8GiB", loss=loss, choices=state_of(state), cache_dir=stores
-            )
-            measured = peak_of(model, optimizer, batch, loss)
+            model, batch, loss, optimizer = CASES[name.removesuffix(TWICE)]()
+            accumulate = 2 if name.endswith(TWICE) else 1
+            how = {"loss": loss, "accumulate": accumulate, "choices": state_of(state), "cache_dir": stores}
+            plan = shard(model, batch, optimizer, device_budget="8GiB", **how)
+            measured = peak_of(model, optimizer, batch, loss, accumulate)
             say({"case": name, "state": state, "measured": measured, "predicted": plan.predicted_peak_bytes})
     dist.destroy_process_group()
 

@@ -8,13 +8,16 @@ import pytest
 
 from stowage.stages.ir.errors import MIB
 from tests.matrix import some
-from tests.sharding.peaks import CASES
+from tests.sharding.peaks import CASES, TWICE
 from tests.sharding.ranks import run_on_ranks
 
 STATES = 5
 
 
-@pytest.mark.parametrize("name", some(CASES, keep=["layers_of_many_rows"]))
+NAMES = [*CASES, *(name + TWICE for name in ("gpt2", "gpt2_frozen", "llama_lora", "layers_of_few_rows"))]
+
+
+@pytest.mark.parametrize("name", some(NAMES, keep=["layers_of_many_rows", "gpt2" + TWICE]))
 def test_no_rank_takes_more_than_predicted_and_little_less(name: str, fit_stores: Path) -> None:
     results = run_on_ranks("tests.sharding.peaks", str(fit_stores), name)
     assert len(results) == 2 * STATES

@@ -57,6 +57,7 @@ class Situation:
         fixed_bytes: bytes of buffers and of the batch on each device.
         prefetch: groups that are gathered ahead.
         on_cpu: the devices are CPUs: their memory is the host's, and gloo copies what it works on.
+        micro_batches: forwards and backwards before an update.
     """
 
     groups: tuple[ParameterGroup, ...]
@@ -66,6 +67,7 @@ class Situation:
     fixed_bytes: int
     prefetch: int
     on_cpu: bool
+    micro_batches: int = 1
 
     def judge(self, choices: Sequence[GroupChoice]) -> Judged:
         """Time a choice, and replay its memory."""
@@ -74,8 +76,21 @@ class Situation:
 
     def describe(self, name: str, choices: Sequence[GroupChoice]) -> Chosen:
         """Return a choice with its time and memory."""
-        outcome = simulate_fsdp2(self.groups, choices, self.machine, ahead=self.prefetch, fixed_bytes=self.fixed_bytes)
-        rules = RankRules(self.machine.ranks, self.prefetch, copies=self.on_cpu, host_is_device=self.on_cpu)
+        outcome = simulate_fsdp2(
+            self.groups,
+            choices,
+            self.machine,
+            micro_batches=self.micro_batches,
+            ahead=self.prefetch,
+            fixed_bytes=self.fixed_bytes,
+        )
+        rules = RankRules(
+            self.machine.ranks,
+            self.prefetch,
+            copies=self.on_cpu,
+            host_is_device=self.on_cpu,
+            accumulated=self.micro_batches > 1,
+        )
         memory = rank_memory(self.groups, choices, rules, fixed_bytes=self.fixed_bytes)
         host = memory.host_bytes * self.machine.ranks
         return Chosen(name, tuple(choices), outcome.time_s, memory.device_bytes, memory.moment, host)
@@ -92,6 +107,7 @@ def choose(situation: Situation) -> Chosen:
         situation.machine,
         situation.device_budget_bytes,
         situation.host_budget_bytes,
+        micro_batches=situation.micro_batches,
         ahead=situation.prefetch,
         fixed_bytes=situation.fixed_bytes,
         copies=situation.on_cpu,
