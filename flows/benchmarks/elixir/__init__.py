@@ -10,6 +10,7 @@
   `rank_time` adds what collectives cost computing.
 - `group_plans`: judges choices for groups as such plans.
 - `plan_cells`: makes both for each cell of the tables, and keeps them.
+- `scaling`: time and memory from 1 to 64 GPUs.
 - `judgement`: who fits, how many are within 20%, and the speed-ups.
 - `plan_time`: how long planning takes.
 - `traced`: OPT-175B from its trace.
