@@ -15,7 +15,7 @@ from torch import nn
 from stowage.flows.api.binding import Binding
 from stowage.flows.api.check.shadow import Net
 from stowage.flows.api.interrupt import ends_in_one_line
-from stowage.flows.api.reasons import form_of, planned_text, why
+from stowage.flows.api.reasons import form_of, planned_text, tensors_text, why
 from stowage.flows.api.recent import Recent
 from stowage.flows.planning.effort import Effort, target_device
 from stowage.flows.planning.planned import Planned, finish
@@ -244,6 +244,7 @@ class Evaluations:
         self._planner.agree(
             {
                 "batch to evaluate": form_of(key[1]),
+                "tensor in the batch to evaluate": tensors_text(key[1]),
                 "plan of an evaluation": "one" if known is not None else "none yet",
             }
         )

@@ -19,7 +19,7 @@ from stowage.flows.api.live.readings import Key, Live
 from stowage.flows.api.measured_batches import ONE_BATCH, measured_batches
 from stowage.flows.api.micro_batches import bytes_of, micro_batch_of, place_text, with_gradient
 from stowage.flows.api.planner import Planner
-from stowage.flows.api.reasons import form_of, planned_text, why
+from stowage.flows.api.reasons import form_of, planned_text, tensors_text, why
 from stowage.flows.api.recent import Recent
 from stowage.flows.api.recording import Recording
 from stowage.flows.api.steps import SPARE, KnownSteps, Say, Steps
@@ -235,6 +235,7 @@ class Programs:
         self._planner.agree(
             {
                 "batch": form_of(key[0]),
+                "tensor in the batch": tensors_text(key[0]),
                 "place in the update": place_text(micro_batch),
                 "plan": f"plan {self._made[id(key), micro_batch]}" if known is not None else "none yet",
             }

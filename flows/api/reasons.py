@@ -12,6 +12,7 @@ from stowage.stages.trace import MicroBatch
 from stowage.stages.workload import BatchSignature, ModelSignature
 
 _SHAPE = re.compile(r"^\S+ (\([\d, ]*\))")
+_FORM = re.compile(r"^\S+ \([\d, ]*\)")
 _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 
 _MOST = 4
@@ -31,6 +32,12 @@ def form_of(batch: BatchSignature) -> str:
     if not distinct:
         return "of no tensors"
     return ", ".join(distinct[:_MOST]) + (", …" if len(distinct) > _MOST else "")
+
+
+def tensors_text(batch: BatchSignature) -> str:
+    """Return name, type and shape of each tensor of a batch, a line each; not its device, as each rank has its own."""
+    found = ((leaf.path, _FORM.match(leaf.value)) for leaf in batch.leaves if leaf.kind == "tensor")
+    return "\n".join(f"{path} {match.group(0)}" for path, match in found if match)
 
 
 def ordinal(number: int) -> str:

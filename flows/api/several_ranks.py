@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from stowage.stages.ir.errors import ParameterError
-from stowage.stages.optimizers import on_shards
+from stowage.stages.optimizers import on_shards, optimizer_text
 from stowage.stages.runtime.sharding.agreement import agree
 from stowage.stages.runtime.sharding.ranks import Ranks
 from stowage.stages.trace.checks import check_optimizer
+from stowage.version import __version__
 
 
 def run_together(
@@ -30,7 +31,7 @@ def run_together(
         ParameterError: the optimizer cannot update shards, or there is none.
         RankError: a rank was given something else.
     """
-    agree(ranks, {**_facts(model, optimizer), **{name: repr(value) for name, value in settings.items()}})
+    agree(ranks, {**facts_of(model, optimizer), **{name: repr(value) for name, value in settings.items()}})
     if settings.get("check") == "gradients":
         raise ParameterError(
             "check='gradients' compares with a whole iteration of one process: with group choose 'powers', 'always' or "
@@ -59,20 +60,18 @@ def rounding_of_shards(optimizer: torch.optim.Optimizer) -> str:
     )
 
 
-def _facts(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, str]:
+def facts_of(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, str]:
+    """Return what has to be equal on all ranks of versions, model and optimizer: a name for people -> lines of text."""
     parameters = [
         f"{name} {tuple(p.shape)} {str(p.dtype).removeprefix('torch.')}{'' if p.requires_grad else ' frozen'}"
         for name, p in model.named_parameters()
     ]
-    buffers = [f"{name} {tuple(b.shape)}" for name, b in model.named_buffers()]
-    kind = type(optimizer).__qualname__
-    groups = [
-        f"{len(group['params'])} parameters, {', '.join(sorted(key for key in group if key != 'params'))}"
-        for group in (optimizer.param_groups if optimizer is not None else ())
-    ]
+    buffers = [f"{name} {tuple(b.shape)} {str(b.dtype).removeprefix('torch.')}" for name, b in model.named_buffers()]
+    names = {id(p): name for name, p in model.named_parameters()}
     return {
         "version of torch": torch.__version__,
+        "version of stowage": __version__,
         "list of parameters": "\n".join(parameters),
         "list of buffers": "\n".join(buffers),
-        "optimizer": f"{kind} of {'; '.join(groups)}" if optimizer is not None else "none",
+        "optimizer": optimizer_text(optimizer, names) if optimizer is not None else "none",
     }

@@ -16,7 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
 from stowage.flows.api.arguments import check_arguments
-from stowage.flows.api.several_ranks import rounding_of_shards
+from stowage.flows.api.reasons import tensors_text
+from stowage.flows.api.several_ranks import facts_of, rounding_of_shards
 from stowage.flows.api.sharding.choose import Situation, choose
 from stowage.flows.api.sharding.machine import host_memory, parallel_machine
 from stowage.flows.api.sharding.plan import ShardPlan
@@ -28,10 +29,11 @@ from stowage.stages.optimizers import on_shards, why_not_elementwise
 from stowage.stages.runtime.fsdp.apply import apply_choices
 from stowage.stages.runtime.fsdp.buffers import share_buffers
 from stowage.stages.runtime.fsdp.optimizer import check_states, give_shards
-from stowage.stages.runtime.fsdp.ranks import all_succeed, check_equal, fingerprint, from_first, same_weights
+from stowage.stages.runtime.fsdp.ranks import all_succeed, begin_alike, from_first, same_weights
 from stowage.stages.runtime.fsdp.trainers import tell_transformers
 from stowage.stages.runtime.fsdp.untouched import untouched
 from stowage.stages.settings.sizes import resolve_budget
+from stowage.stages.workload import batch_signature
 from stowage.stages.workload.calls import Loss
 
 Choose = Callable[[Sequence[ParameterGroup], ParallelMachine, int, int], Sequence[GroupChoice]]
@@ -91,26 +93,23 @@ def shard(
         Infeasible: nothing fits the budgets.
         TraceError: the step cannot be traced.
     """
-    check_arguments(
-        model=model,
-        optimizer=optimizer,
-        device_budget=device_budget,
-        host_budget=host_budget,
-        loss=loss,
-        accumulate=accumulate,
-    )
+    check_arguments(model=model, optimizer=optimizer)
     names = {id(p): name for name, p in model.named_parameters()}
-    _check(model, optimizer, names)
     ranks = _Ranks.of(model, group, mesh)
-    asked = {
-        "device_budget": str(device_budget),
-        "host_budget": str(host_budget),
-        "prefetch": str(prefetch),
-        "accumulate": str(accumulate),
-    }
-    own = {**fingerprint(model, batch), **asked}
-    if ranks.group is not None:
-        check_equal(own, ranks.group)
+
+    def describe() -> dict[str, str]:
+        check_arguments(device_budget=device_budget, host_budget=host_budget, loss=loss, accumulate=accumulate)
+        asked = {
+            "device_budget": device_budget,
+            "host_budget": host_budget,
+            "prefetch": prefetch,
+            "accumulate": accumulate,
+            "broadcast_buffers": broadcast_buffers,
+        }
+        form = {"tensor in the batch": tensors_text(batch_signature(batch))}
+        return {**facts_of(model, optimizer), **form, **{name: repr(value) for name, value in asked.items()}}
+
+    begin_alike(describe, lambda: _check(model, optimizer, names), ranks.group)
     stores = stores_folder(cache_dir)
     budget = resolve_budget(device_budget, 0, "device_budget")
     host = host_memory() if host_budget is None else resolve_budget(host_budget, 0, "host_budget")

@@ -36,6 +36,7 @@ from stowage.stages.runtime import Program
 from stowage.stages.runtime.observe.measure import Measurement, measure_program
 from stowage.stages.runtime.observe.tracing import trace_iteration
 from stowage.stages.runtime.offload.contents import Contents
+from stowage.stages.runtime.sharding.agreement import heard
 from stowage.stages.trace.forward import Forward
 from stowage.stages.workload.calls import call_model, compute_loss
 
@@ -77,7 +78,7 @@ class TrainingStep(Storing):
         self.programs = programs = Programs(
             model, optimizer, planner, steps, execution=execution, say=say, frozen=frozen
         )
-        self._budget = planner.budget
+        self._budget, self._ranks = planner.budget, planner.ranks
         self._history = History()
         compute = partial(compute_loss, loss=steps.loss, objective=steps.objective)
         roots = (steps.loss, steps.objective, *steps.touches)
@@ -182,7 +183,8 @@ class TrainingStep(Storing):
             return work()
 
     def _resting(self) -> Resting:
-        return Resting.of(self.planned, self.model, self._budget.nbytes)
+        with heard(self._ranks):  # another rank may have planned already
+            return Resting.of(self.planned, self.model, self._budget.nbytes)
 
     @property
     def offloads(self) -> bool:

@@ -12,12 +12,14 @@ is never stepped, and its class is never called.
 - `states.py`: the states that an optimizer keeps for each parameter.
 - `signature.py`: the properties of an optimizer that a plan depends on.
 - `known.py`: what was learnt about one optimizer, until its groups change.
+- `described.py`: class, settings and parameters as text, to compare between processes.
 - `shards.py`: whether the update of a shard is that part of the update of the whole.
 - `bench.py`: an update that can be timed and measured.
 """
 
 from stowage.stages.optimizers.bench import Bench
 from stowage.stages.optimizers.content import tensors_in
+from stowage.stages.optimizers.described import optimizer_text
 from stowage.stages.optimizers.elementwise import why_not_elementwise
 from stowage.stages.optimizers.known import KnownOptimizer
 from stowage.stages.optimizers.shards import OnShards, on_shards
@@ -40,6 +42,7 @@ __all__ = [
     "habits_of",
     "kept_states",
     "on_shards",
+    "optimizer_text",
     "signature_of",
     "step_alone",
     "step_some",

@@ -54,10 +54,11 @@ class Habits:
 def rule_settings(group: Mapping[str, Any], own: frozenset[str]) -> str:
     """Return what steers the update in a parameter group, as JSON that is the same in every process."""
     settings = {k: v for k, v in group.items() if k not in NOT_STRUCTURE and k not in own}
-    return json.dumps(settings, sort_keys=True, default=_described)
+    return json.dumps(settings, sort_keys=True, default=described)
 
 
-def _described(item: Any) -> str:
+def described(item: Any) -> str:
+    """Return a setting as text, without addresses; of a tensor its form."""
     if isinstance(item, torch.Tensor):
         return f"{str(item.dtype).removeprefix('torch.')}{list(item.shape)}"
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(item))
@@ -154,9 +155,7 @@ def _has_states_of_a_shard(optimizer: torch.optim.Optimizer, parameter: torch.Te
 
 
 def _kind_of(value: Any) -> str:
-    return (
-        type(value).__name__ if isinstance(value, (int, float)) and not isinstance(value, bool) else _described(value)
-    )
+    return type(value).__name__ if isinstance(value, (int, float)) and not isinstance(value, bool) else described(value)
 
 
 class _Run:

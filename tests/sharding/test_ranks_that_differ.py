@@ -11,9 +11,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
-from stowage.flows import fit
+from stowage.flows import fit, shard
+from stowage.flows.api import several_ranks
 from stowage.stages.ir.errors import StowageError
+from stowage.stages.ir.parallel import GroupChoice
 from tests.optimizers.kinds import GlobalNorm, Lamb
 from tests.sharding.processes import on_ranks
 
@@ -32,10 +36,24 @@ def _square(outputs: torch.Tensor, _batch: Any) -> torch.Tensor:
     return outputs.pow(2).mean()
 
 
-def _fit(model: nn.Module, stores: Path, rows: int = 6, **more: Any) -> Any:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def _sgd(model: nn.Module, **settings: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), **{"lr": 0.1, **settings})
+
+
+def _given(model: nn.Module, optimizer: Any) -> Any:
+    return None if optimizer == "none" else optimizer or _sgd(model)
+
+
+def _fit(model: nn.Module, stores: Path, batch: Any = None, optimizer: Any = None, **more: Any) -> Any:
     settings: Mapping[str, Any] = {"device_budget": "1GiB", "loss": _square, "quick": True, "group": dist.group.WORLD}
-    return fit(model, torch.randn(rows, 4), optimizer, cache_dir=stores, **{**settings, **more})
+    batch = torch.randn(6, 4) if batch is None else batch
+    return fit(model, batch, _given(model, optimizer), cache_dir=stores, **{**settings, **more})
+
+
+def _shard(model: nn.Module, stores: Path, batch: Any = None, optimizer: Any = None, **more: Any) -> Any:
+    settings: Mapping[str, Any] = {"device_budget": "1GiB", "loss": _square}
+    batch = torch.randn(6, 4) if batch is None else batch
+    return shard(model, batch, _given(model, optimizer), cache_dir=stores, **{**settings, **more})
 
 
 def _said(work: Say) -> str:
@@ -53,18 +71,95 @@ def _at_the_start(stores: Path) -> dict[str, str]:
     frozen[0].requires_grad_(not one)
     return {
         "budget": _said(lambda: _fit(_net(), stores, device_budget="1GiB" if one else "2GiB")),
-        "batch": _said(lambda: _fit(_net(), stores, rows=7 if one else 6)),
+        "batch": _said(lambda: _fit(_net(), stores, torch.randn(7 if one else 6, 4))),
         "shape": _said(lambda: _fit(_net(9 if one else 8), stores)),
         "frozen": _said(lambda: _fit(frozen, stores)),
         "clipping": _said(lambda: _fit(_net(), stores, max_grad_norm=1.0 if one else None)),
         "number": _said(lambda: _fit(_net(factor=3.0 if one else 2.0), stores)),
-        "torch": _said(lambda: _with_torch("2.0.1" if one else "2.0.0", lambda: _fit(_net(), stores))),
     }
 
 
-def _with_torch(version: str, work: Say) -> None:
-    with mock.patch.object(torch, "__version__", version):
-        work()
+DIFFERENCES = {
+    "torch": ("version of torch", "2.0.1", "2.0.0"),
+    "stowage": ("version of stowage", "2.0.1", "2.0.0"),
+    "class": ("optimizer", "torch.optim.adamw:AdamW", "torch.optim.sgd:SGD"),
+    "rate": ("optimizer", "lr=0.2 in group 0", "lr=0.1 in group 0"),
+    "tensor rate": ("optimizer", "lr=float32[] 0.25 in group 0", "lr=float32[] 0.5 in group 0"),
+    "momentum": ("optimizer", "momentum=0.9 in group 0", "momentum=0 in group 0"),
+    "groups": ("optimizer", "group 0 of 0.weight, 0.bias", "group 0 of 0.weight, 0.bias, 3.weight, 3.bias"),
+    "states": ("optimizer", "states of 4 parameters", "states of 0 parameters"),
+    "whole tensors": ("optimizer", "tests.optimizers.kinds:Lamb", "torch.optim.sgd:SGD"),
+    "budget": ("device_budget", "'1GiB'", "'2GiB'"),
+    "parameters": ("list of parameters", "0.weight (9, 4) float32", "0.weight (8, 4) float32"),
+    "type of parameters": ("list of parameters", "0.weight (8, 4) float64", "0.weight (8, 4) float32"),
+    "frozen": ("list of parameters", "0.weight (8, 4) float32 frozen", "0.weight (8, 4) float32"),
+    "buffers": ("list of buffers", "count (2,) float32", "count (1,) float32"),
+}
+"""Case -> what differs, on rank 1, and on rank 0."""
+
+
+def _said_of_both(begin: Callable[..., Any], stores: Path) -> dict[str, str]:
+    """What `fit` or `shard` says of what both compare; rank 1 is given something else each time."""
+    one = dist.get_rank() == 1
+
+    def version(where: Any) -> str:
+        with mock.patch.object(where, "__version__", "2.0.1" if one else "2.0.0"):
+            return _said(lambda: begin(_net(), stores))
+
+    def optimizer(usual: Say, other: Say) -> str:
+        return _said(lambda: begin(model := _net(), stores, None, (other if one else usual)(model)))
+
+    def groups(model: nn.Module) -> torch.optim.Optimizer:
+        first, second = model[0].parameters(), model[3].parameters()
+        return torch.optim.SGD([{"params": first}, {"params": second}], lr=0.1)
+
+    def stepped(model: nn.Module) -> torch.optim.Optimizer:
+        made = torch.optim.AdamW(model.parameters())
+        model(torch.randn(6, 4)).sum().backward()
+        made.step()
+        made.zero_grad()
+        return made
+
+    frozen = _net()
+    frozen[0].requires_grad_(not one)
+    buffer = _net()
+    buffer.register_buffer("count", torch.zeros(2 if one else 1))
+    return {
+        "torch": version(torch),
+        "stowage": version(several_ranks),
+        "class": optimizer(_sgd, lambda model: torch.optim.AdamW(model.parameters(), lr=0.1)),
+        "rate": optimizer(_sgd, lambda model: _sgd(model, lr=0.2)),
+        "tensor rate": optimizer(
+            lambda model: _sgd(model, lr=torch.tensor(0.5)), lambda model: _sgd(model, lr=torch.tensor(0.25))
+        ),
+        "momentum": optimizer(_sgd, lambda model: _sgd(model, momentum=0.9)),
+        "groups": optimizer(_sgd, groups),
+        "states": optimizer(lambda model: torch.optim.AdamW(model.parameters()), stepped),
+        "whole tensors": optimizer(_sgd, lambda model: Lamb(model.parameters())),
+        "no optimizer": optimizer(_sgd, lambda model: "none"),
+        "budget": _said(lambda: begin(_net(), stores, device_budget="1GiB" if one else "2GiB")),
+        "not a budget": _said(lambda: begin(_net(), stores, device_budget=None if one else "2GiB")),
+        "parameters": _said(lambda: begin(_net(9 if one else 8), stores)),
+        "type of parameters": _said(lambda: begin(_net().double() if one else _net(), stores)),
+        "frozen": _said(lambda: begin(frozen, stores)),
+        "buffers": _said(lambda: begin(buffer, stores)),
+    }
+
+
+def _shards_of_another_batch(stores: Path) -> dict[str, str]:
+    """What `shard` says where rank 1 has another batch or buffers that are not handed out."""
+    one = dist.get_rank() == 1
+    batch = torch.randn(6, 4)
+    already = _net()
+    if one:
+        fully_shard(already, mesh=DeviceMesh.from_group(dist.new_group([1], use_local_synchronization=True), "cpu"))
+    return {
+        "rows": _said(lambda: _shard(_net(), stores, batch[:5] if one else batch)),
+        "dtype": _said(lambda: _shard(_net(), stores, batch.double() if one else batch)),
+        "names": _said(lambda: _shard(_net(), stores, {"input": batch} if one else batch)),
+        "buffers": _said(lambda: _shard(_net(), stores, broadcast_buffers=not one)),
+        "sharded": _said(lambda: _shard(already, stores, optimizer="none")),
+    }
 
 
 def _later(stores: Path) -> dict[str, str]:
@@ -72,8 +167,19 @@ def _later(stores: Path) -> dict[str, str]:
     one = dist.get_rank() == 1
     step = _fit(_net(), stores, accumulate=2, new_shapes="quick", check="never")
     batch = torch.randn(6, 4)
-    found = {
+    step(batch, update=False)
+    step(batch)
+    if one:
+        step.programs.forget()
+    found = {"plan": _said(lambda: step(batch, update=False))}
+    step.programs.forget()
+    found["nothing to evaluate"] = _said(lambda: step.evaluate(batch) if one else step(batch, update=False))
+    step(batch, update=False)
+    step(batch)
+    found |= {
         "batch": _said(lambda: step(batch[:5] if one else batch, update=False)),
+        "dtype": _said(lambda: step(batch.double() if one else batch, update=False)),
+        "more": _said(lambda: step((batch,) if one else batch, update=False)),
         "update": _said(lambda: step(batch, update=one)),
         "evaluate": _said(lambda: step.evaluate(batch) if one else step(batch, update=False)),
         "fine": _said(lambda: step(batch, update=False)),
@@ -100,15 +206,68 @@ def test_at_the_start(fit_stores: Path) -> None:
     assert "another max_grad_norm than rank 0: 1.0, not None" in first["clipping"]
     assert first["number"].startswith("RankError: Rank 1 has another traced step than rank 0:")
     assert "3.0" in first["number"]
-    assert first["torch"] == (
-        "RankError: Rank 1 has another version of torch than rank 0: 2.0.1, not 2.0.0; give all ranks the same."
-    )
+
+
+@pytest.mark.parametrize(("begin", "error"), [(_fit, "RankError"), (_shard, "ParameterError")])
+def test_what_both_ways_compare(begin: Callable[..., Any], error: str, fit_stores: Path) -> None:
+    first, second = on_ranks(2, _said_of_both, begin, fit_stores)
+    for found in (first, second):
+        alone = {name: found.pop(name) for name in ("not a budget", "no optimizer")}
+        assert found == {
+            name: f"{error}: Rank 1 has another {what} than rank 0: {one}, not {other}; give all ranks the same."
+            for name, (what, one, other) in DIFFERENCES.items()
+        }
+        budget = "device_budget is None: give a size such as '900MiB', a percentage such as '50%', or bytes."
+        own = found is second
+        assert alone["not a budget"] == (f"ParameterError: {budget}" if own else f"RankError: Rank 1 failed: {budget}")
+        assert alone["no optimizer"].startswith(f"{error}: Rank 1 has another optimizer than rank 0: none, not torch.")
+
+
+def test_a_batch_that_differs_before_sharding(fit_stores: Path) -> None:
+    first, second = on_ranks(2, _shards_of_another_batch, fit_stores)
+    of_the_batch = "ParameterError: Rank 1 has another tensor in the batch than rank 0: "
+    sharded = "The model is sharded already: call shard once, on the whole model."
+    assert first.pop("sharded") == f"RankError: Rank 1 failed: {sharded}"
+    assert second.pop("sharded") == f"ParameterError: {sharded}"
+    assert first == second
+    assert first["rows"].startswith(f"{of_the_batch}batch float32 (5, 4), not batch float32 (6, 4); give all")
+    assert first["dtype"].startswith(f"{of_the_batch}batch float64 (6, 4), not batch float32 (6, 4); give all")
+    assert first["names"].startswith(f"{of_the_batch}batch['input'] float32 (6, 4), not batch float32 (6, 4); give")
+    assert "Rank 1 has another broadcast_buffers than rank 0: False, not True; give all" in first["buffers"]
+
+
+def test_only_the_first_rank_chooses_how_to_shard(fit_stores: Path) -> None:
+    first, second = on_ranks(2, _choices_of_their_own, fit_stores)
+    assert first == second
+    assert first["kept"] == [True] * len(first["kept"])
+
+
+def _choices_of_their_own(stores: Path) -> dict[str, Any]:
+    """Rank 1 would let go of weights that rank 0 keeps."""
+    keep = dist.get_rank() == 0
+    model = _net()
+    plan = _shard(model, stores, choices=lambda groups, *_: [GroupChoice(g.group, False, keep) for g in groups])
+    torch.manual_seed(0)
+    _square(model(torch.randn(6, 4)), None).backward()
+    gradients = [float(p.grad.full_tensor().sum()) for p in model.parameters()]
+    return {"kept": [c.keep for c in plan.choices], "plan": plan.content_hash, "gradients": gradients}
 
 
 def test_later(fit_stores: Path) -> None:
     first, second = on_ranks(2, _later, fit_stores)
+    nothing = "Nothing is planned yet: call the step, or `prepare`, first."
+    assert first.pop("nothing to evaluate") == f"RankError: Rank 1 failed: {nothing}"
+    assert second.pop("nothing to evaluate") == f"ParameterError: {nothing}"
     assert first == second
     assert "Rank 1 has another batch than rank 0: (5, 4), not (6, 4)" in first["batch"]
+    assert first["plan"] == (
+        "RankError: Rank 1 has another plan than rank 0: none yet, not plan 2; give all ranks the same."
+    )
+    assert first["dtype"] == (
+        "RankError: Rank 1 has another tensor in the batch than rank 0: batch float64 (6, 4), not batch float32 (6, 4);"
+        " give all ranks the same."
+    )
+    assert first["more"].startswith("RankError: Rank 1 has another tensor in the batch than rank 0: batch[0] float32")
     assert "Rank 1 has another place in the update than rank 0" in first["update"]
     assert first["evaluate"].startswith("RankError: Rank 1")
     assert first["fine"] == "nothing"

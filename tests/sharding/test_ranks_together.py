@@ -35,7 +35,9 @@ def test_a_budget_that_cannot_be_met_is_said_on_all_ranks(found: Mapping[str, li
         assert result["plain"] == "GPT2LMHeadModel"
 
 
-@pytest.mark.parametrize(("case", "what"), [("another_batch", "batch's form"), ("another_budget", "device_budget")])
+@pytest.mark.parametrize(
+    ("case", "what"), [("another_batch", "tensor in the batch"), ("another_budget", "device_budget")]
+)
 def test_ranks_that_differ_are_found_before_they_wait(case: str, what: str, found: Mapping[str, list[Any]]) -> None:
     for sentence in found[case]:
         assert sentence.startswith(f"ParameterError: Rank 1 has another {what} than rank 0")

@@ -8,12 +8,15 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
-from stowage.stages.ir.errors import ParameterError, StaleStep, StowageError
+from stowage.stages.ir.errors import ParameterError, PlanMismatchError, StaleStep, StowageError
 from stowage.stages.ir.run import StepRecord
+from stowage.stages.runtime.sharding.ranks import ranks_of
 from stowage.stages.train.comparison import require_near
 from stowage.stages.train.launch import is_rank, launch
 from stowage.stages.train.rank import Rank, joined
+from tests.sharding.processes import on_ranks
 
 FAILS = """
 import os, sys, time
@@ -44,6 +47,23 @@ def test_ranks_deal_out_the_stream_and_draw_apart() -> None:
 def test_a_record_of_all_ranks_has_their_mean_loss_and_largest_peak() -> None:
     found = joined([*records(1.0, peak=5), *records(2.0, peak=3)])
     assert (found.loss, found.peak_bytes, found.time_s) == (1.5, 5, 6.0)
+
+
+def _with_another_plan() -> str:
+    ranks = ranks_of(dist.group.WORLD)
+    try:
+        Rank(dist.get_rank(), 2, ranks).agree("plan, model, text or torch", f"run {dist.get_rank()}")
+    except PlanMismatchError as error:
+        return str(error)
+    return ""
+
+
+def test_a_rank_with_another_plan_is_found_on_all() -> None:
+    """Before the first iteration ranks compare names of their runs, in which plan, weights, text and torch count."""
+    assert (
+        on_ranks(2, _with_another_plan)
+        == ["Rank 1 has another plan, model, text or torch than rank 0: start all ranks in the same project."] * 2
+    )
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,39 +11,44 @@ import torch.distributed as dist
 from torch import nn
 
 from stowage.stages.ir.errors import ParameterError, StowageError
-from stowage.stages.structure import leaves
+from stowage.stages.runtime.sharding.agreement import difference, failure_text, raise_failure
 
 PIECE = 1 << 20
 """Elements that are looked at together, so that comparing weights takes little memory."""
 
 
-def fingerprint(model: nn.Module, batch: Any) -> dict[str, str]:
-    """Return what must be equal on all ranks, by a name for people."""
-    parameters = [(n, str(p.dtype), tuple(p.shape), p.requires_grad) for n, p in model.named_parameters()]
-    tensors = [(n, str(t.dtype), tuple(t.shape)) for n, t in leaves(batch)]
-    return {
-        "torch": torch.__version__,
-        "parameters": _digest(parameters),
-        "buffers": _digest([(n, str(b.dtype), tuple(b.shape)) for n, b in model.named_buffers()]),
-        "batch's form": _digest(tensors),
-    }
+def begin_alike(
+    describe: Callable[[], dict[str, str]], check: Callable[[], None], group: dist.ProcessGroup | None
+) -> None:
+    """Return once all ranks have the same facts and nothing is wrong on any of them; all call this together.
 
+    Args:
+        describe: makes facts that must be equal on all ranks: a name for people -> lines of text.
+        check: raises an error if something is wrong on this rank.
+        group: the ranks; None for this process alone.
 
-def _digest(content: Sequence[Any]) -> str:
-    return hashlib.sha256(repr(content).encode()).hexdigest()[:16]
-
-
-def check_equal(own: dict[str, str], group: dist.ProcessGroup) -> None:
-    """Raise ParameterError, on all ranks, if ranks do not have the same."""
+    Raises:
+        ParameterError: ranks have different facts; the sentence is the same on all.
+        StowageError: something is wrong on another rank.
+    """
+    if group is None:
+        describe()
+        check()
+        return
+    facts: dict[str, str] = {}
+    failure: Exception | None = None
+    try:
+        facts = describe()
+        check()
+    except Exception as error:  # the others must hear of it instead of waiting for this rank
+        failure = error
     found: list[Any] = [None] * group.size()
-    dist.all_gather_object(found, own, group=group)
-    for rank, other in enumerate(found):
-        for name, value in other.items():
-            if value != found[0].get(name):
-                raise ParameterError(
-                    f"Rank {rank} has another {name} than rank 0 ({value} and {found[0].get(name)}): give all ranks "
-                    "the same."
-                )
+    dist.all_gather_object(found, (facts, failure_text(failure) if failure is not None else None), group=group)
+    if all(other for other, _ in found) and any(other != found[0][0] for other, _ in found):
+        raise ParameterError(difference([other for other, _ in found]))
+    if failure is not None:
+        raise failure
+    raise_failure([said for _, said in found])
 
 
 def from_first(make: Callable[[], str], group: dist.ProcessGroup) -> str:

@@ -43,7 +43,7 @@ def agree(ranks: Ranks, facts: Mapping[str, str]) -> None:
         return
     found = ranks.all(dict(facts), "what all ranks are about to do")
     raise_failure([facts.get(FAILURE) for facts in found])
-    raise RankError(_difference(found))
+    raise RankError(difference(found))
 
 
 @contextmanager
@@ -112,7 +112,7 @@ def raise_failure(texts: Sequence[str | None]) -> None:
             raise RankError(f"Rank {rank} failed: {said}")
 
 
-def _difference(found: Sequence[Mapping[str, str]]) -> str:
+def difference(found: Sequence[Mapping[str, str]]) -> str:
     """Return which rank departs from most of them, and in what, as a sentence."""
     for name in dict.fromkeys(name for facts in found for name in facts):
         values = [facts.get(name, "nothing") for facts in found]
