@@ -15,6 +15,8 @@ KINDS: dict[str, str] = {
     "fp8_e4m3": "8-bit floating point with 3 bits of mantissa",
     "fp8_e5m2": "8-bit floating point with 2 bits of mantissa",
     "fixed8": "8-bit fixed point with steps of 1/16, without a scale, as SlimFit has it",
+    "fixed8_unit": "8-bit fixed point without sign, of 0 to 255/256 in steps of 1/256, for what softmax or a sigmoid "
+    "returns, as SlimFit's code has it",
     "fixed4": "4-bit fixed point with steps of 1/2, without a scale, as SlimFit has it; two values a byte",
     "int8": "8 bits with a scale for each row",
     "int8_tensor": "8 bits with one scale for a tensor",
