@@ -395,12 +395,13 @@ class LossySettings(_Section):
     Attributes:
         kinds: kinds of codes that may be used, see `ir/lossy.py`; `all` for every one, none where every number must be
             plain PyTorch's.
-        max_gradient_error: most that the gradient may change by: the norm of the difference over its norm.
+        max_gradient_error: most that the gradient may change by: the norm of the difference over its norm. With 0
+            only kinds that change nothing are used.
         batches: number of batches on which it is measured; one where a function of yours makes the batch.
     """
 
     kinds: Literal["all"] | list[str] = []
-    max_gradient_error: Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)] = MAX_GRADIENT_ERROR
+    max_gradient_error: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = MAX_GRADIENT_ERROR
     batches: Annotated[int, Field(gt=0, le=64)] = MEASURED_BATCHES
 
     @model_validator(mode="after")
