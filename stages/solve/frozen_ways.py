@@ -44,7 +44,8 @@ def solve_frozen_ways(
     """
     way_of = partial(needed_variant, ways)
     names = dict.fromkeys(VariantName.of(way.name).rewrite for way in ways if is_for_freezing(way.name))
-    first = (EXACT, TOGETHER) if any(is_asked(way.name) and not is_for_freezing(way.name) for way in ways) else ("",)
+    kinds = {is_asked(way.name) for way in ways if not is_for_freezing(way.name)}
+    first = (EXACT, TOGETHER) if len(kinds) > 1 else ("",)
     found: list[Solved] = []
     failures: list[Infeasible] = []
     for name in (*first, *names):

@@ -105,7 +105,7 @@ def _fastest(variants: Sequence[Variant], options: Sequence[Option], request: Pl
     Mixtures, and schedules that cuts find, are looked for among all ways at once, so that with leave they may all be
     lossy, and the fastest exact plan none of them.
     """
-    if not request.lossy or request.rewrite or not any(is_asked(v.name) for v in variants):
+    if not request.lossy or request.rewrite or len({is_asked(v.name) for v in variants}) < 2:
         return _planned(variants, options, request, known)
     found: list[Solved] = []
     failures: list[Infeasible] = []

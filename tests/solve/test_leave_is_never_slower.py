@@ -54,7 +54,7 @@ def costs_of(traces: Sequence[TraceTables]) -> dict[str, Cost]:
 @cache
 def prepared() -> tuple[TraceTables, list[Variant], list[Option], list[GradientError]]:
     torch.manual_seed(0)
-    shape = {"n_layer": 4, "n_embd": 64, "n_head": 2, "vocab_size": 64, "n_positions": 64}
+    shape = {"n_layer": 3, "n_embd": 64, "n_head": 2, "vocab_size": 64, "n_positions": 64}
     model = GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0, attn_implementation="eager")).train()
     ids = torch.arange(128).reshape(2, 64) % 64
     trace = trace_step(model, {"input_ids": ids, "labels": ids}, optimizer=torch.optim.AdamW(model.parameters()))
@@ -66,7 +66,7 @@ def prepared() -> tuple[TraceTables, list[Variant], list[Option], list[GradientE
     traces = variants_of(trace) | {name: rewritten(trace, name) for name in names}
     costs = costs_of(list(traces.values()))
     variants = [Variant(name, each, *make_blocks(each, costs)) for name, each in traces.items()]
-    options = {(o.block_hash, o.option): o for v in variants for o in light_options(v.blocks, levels=8)}
+    options = {(o.block_hash, o.option): o for v in variants for o in light_options(v.blocks, levels=4)}
     return trace, variants, list(options.values()), errors
 
 
@@ -74,7 +74,7 @@ def requests() -> list[PlanRequest]:
     trace, variants, _, errors = prepared()
     fixed = sum(s.nbytes for s in trace.storages if s.role != "temporary")
     whole = max(solve_variants(variants[:1], prepared()[2], PlanRequest(1 << 50)).summary.keep_all_peak_bytes, fixed)
-    leave = {"slots": 200, "lossy": True, "errors": errors, "max_gradient_error": LIMIT}
+    leave = {"slots": 60, "eviction_rules": 1, "lossy": True, "errors": errors, "max_gradient_error": LIMIT}
     return [PlanRequest(fixed + (whole - fixed) * percent // 100, **leave) for percent in PERCENT]
 
 
@@ -117,7 +117,7 @@ def test_it_holds_for_the_mean_of_masks() -> None:
     units = units_of(trace)
     freezable = Freezable(tuple(units), max(1, len(units) // 4))
     compared, plain = 0, [v for v in variants if not is_asked(v.name)]
-    for request in requests()[::2]:
+    for request in requests()[1:2]:
 
         def solve(nbytes: int, rewrite: str = "", request: PlanRequest = request) -> Solved:
             return solve_variants(variants, options, replace(request, device_budget_bytes=nbytes, rewrite=rewrite))
