@@ -208,7 +208,7 @@ def elixir_plans(
 @application.command("slimfit")
 def slimfit(
     parts: Annotated[
-        str, typer.Option(help="What to measure: accuracy, saved, static, lossy, pairs, with commas.")
+        str, typer.Option(help="What to measure: accuracy, codes, saved, coded, static, lossy, pairs.")
     ] = "",
     names: Annotated[str, typer.Option(help="Tasks, models or techniques, with commas; all by default.")] = "",
     seeds: Annotated[int, typer.Option(help="How many seeds of each task.")] = 5,

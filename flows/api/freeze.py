@@ -12,7 +12,7 @@ from stowage.stages.freezing.dynamics import DISTANCES
 from stowage.stages.freezing.policies import POLICIES, Policy, policy_named
 from stowage.stages.freezing.units import UNIT_KINDS
 from stowage.stages.ir.errors import ParameterError
-from stowage.stages.ir.freezable import Distance, UnitKind
+from stowage.stages.ir.freezable import OVER, Distance, UnitKind
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Freeze:
             parameter of several dimensions by itself, `block` each entry of a list of modules.
         distance: how far a unit moved: `l1` is ‖Δ‖₁/‖w‖₁, `relative` the mean of |Δ/w|, SlimFit's equation (1).
         seed: of `random`, and of the numbers that units begin with.
+        over: the steps after which `progressive` freezes as many units as the rate says.
     """
 
     rate: float = 0.9
@@ -35,6 +36,7 @@ class Freeze:
     units: UnitKind = "saving"
     distance: Distance = "l1"
     seed: int = 0
+    over: int = OVER
 
     def __post_init__(self) -> None:
         """Check the attributes.
@@ -60,16 +62,21 @@ class Freeze:
                 raise ParameterError(f"freeze.{name} is {given!r}: write one of {', '.join(known)}.")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise ParameterError(f"freeze.seed is {self.seed!r}: give a whole number.")
+        if isinstance(self.over, bool) or not isinstance(self.over, int) or self.over < 1:
+            raise ParameterError(f"freeze.over is {self.over!r}: give the steps until the rate is reached, at least 1.")
 
     def freezing(self) -> Freezing:
         """Return what planning needs to know of it."""
-        policy = policy_named(self.policy, self.rate, self.seed) if isinstance(self.policy, str) else self.policy
+        policy = self.policy
+        if isinstance(policy, str):
+            policy = policy_named(policy, self.rate, self.seed, self.over)
         return Freezing(self.units, self.rate, policy, measures=self.measures)
 
     def text(self) -> str:
         """Return all of it in words that are the same in every process; of a policy of others the name of its class."""
         policy = self.policy if isinstance(self.policy, str) else type(self.policy).__name__
-        return f"{policy} at {self.rate}, units {self.units}, distance {self.distance}, seed {self.seed}"
+        over = f" over {self.over} steps" if policy == "progressive" else ""
+        return f"{policy}{over} at {self.rate}, units {self.units}, distance {self.distance}, seed {self.seed}"
 
     @property
     def measures(self) -> bool:

@@ -19,6 +19,7 @@ from stowage.stages.solve import Known, Reserve, Solved, check_method, solve_var
 from stowage.stages.solve.cuts.frozen_bound import frozen_bound
 from stowage.stages.solve.cuts.proven import seconds_for_cuts
 from stowage.stages.solve.frozen_ways import solve_frozen_ways
+from stowage.stages.solve.variants import preferred
 
 __all__ = [
     "QUICK",
@@ -174,7 +175,12 @@ def solve_costed(
                 solved = fastest(options, known.part("fixed policies"))
             except (Infeasible, NoRoomInLowerTier) as failure:
                 lacking.append(failure)
-        if solved is None or solved.summary.step_time_s > effort.rules_suffice * solved.summary.lower_bound_s:
+        # Exact plans of solved blocks are looked for beside a lossy plan, however fast: they may be faster.
+        if (
+            solved is None
+            or not solved.summary.exact
+            or solved.summary.step_time_s > effort.rules_suffice * solved.summary.lower_bound_s
+        ):
             how.progress("options")
             searched = costed.options_for(method, how.stores, effort, how.part)
             try:
@@ -183,7 +189,7 @@ def solve_costed(
                 if solved is None:
                     raise min([failure, *lacking], key=lambda f: f.smallest_feasible_bytes) from None
             else:
-                if solved is None or found.summary.step_time_s < solved.summary.step_time_s:
+                if solved is None or preferred([solved, found]) is found:
                     solved, options = found, searched
         solved = reserve.stated(solved)
     store.add(key, solved)

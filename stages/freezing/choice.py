@@ -27,4 +27,4 @@ def freezable_of(trace: TraceTables, choice: FreezeChoice) -> Freezable | None:
 
 def policy_of(choice: FreezeChoice) -> Policy:
     """Return the policy of a run."""
-    return policy_named(choice.policy, choice.rate, choice.seed)
+    return policy_named(choice.policy, choice.rate, choice.seed, choice.over)

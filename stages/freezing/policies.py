@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stowage.stages.ir.errors import ParameterError
-from stowage.stages.ir.freezable import PolicyName
+from stowage.stages.ir.freezable import OVER, PolicyName
 
 
 class Policy(Protocol):
@@ -79,7 +79,7 @@ class Progressive(Rated):
         over: the steps after which as many are frozen as the rate says.
     """
 
-    over: int = 1000
+    over: int = OVER
 
     def choose(self, step: int, dynamics: Mapping[str, float]) -> Collection[str]:
         """Freeze a part of the first units that grows with the step."""
@@ -113,25 +113,31 @@ class Prefix(Rated):
         return units[len(units) - self.most_active(len(units)) :]
 
 
-POLICIES: dict[PolicyName, Callable[[float, int], Policy]] = {
-    "ils": lambda rate, seed: Ils(rate),
-    "random": lambda rate, seed: Random(rate, seed),
-    "progressive": lambda rate, seed: Progressive(rate),
-    "round_robin": lambda rate, seed: RoundRobin(rate),
-    "prefix": lambda rate, seed: Prefix(rate),
+POLICIES: dict[PolicyName, Callable[[float, int, int], Policy]] = {
+    "ils": lambda rate, seed, over: Ils(rate),
+    "random": lambda rate, seed, over: Random(rate, seed),
+    "progressive": lambda rate, seed, over: Progressive(rate, over),
+    "round_robin": lambda rate, seed, over: RoundRobin(rate),
+    "prefix": lambda rate, seed, over: Prefix(rate),
 }
-"""Makes each policy of its rate and a seed, by the names that people write."""
+"""Makes each policy of its rate, a seed, and the steps that `progressive` takes, by the names that people write."""
 
 
-def policy_named(name: str, rate: float, seed: int) -> Policy:
+def policy_named(name: str, rate: float, seed: int, over: int = OVER) -> Policy:
     """Return the policy of that name.
+
+    Args:
+        name: one of `POLICIES`.
+        rate: the freezing rate F, from 0 to 1.
+        seed: of what it draws.
+        over: the steps after which `progressive` freezes as many units as the rate says.
 
     Raises:
         ParameterError: there is none.
     """
     for known, make in POLICIES.items():
         if known == name:
-            return make(rate, seed)
+            return make(rate, seed, over)
     raise ParameterError(f"freeze.policy is {name!r}: write one of {', '.join(POLICIES)}.")
 
 

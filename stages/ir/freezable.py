@@ -38,6 +38,10 @@ class Freezable:
         return 1 - self.active / len(self.units)
 
 
+OVER = 1000
+"""Default of `over`: the steps in which `progressive` reaches its rate."""
+
+
 @dataclass(frozen=True)
 class FreezeChoice:
     """What a run of the pipeline freezes; `freezing.json` beside the plan.
@@ -48,6 +52,7 @@ class FreezeChoice:
         units: the kind of units.
         distance: how far a unit moved.
         seed: of the policy's draws, and of the numbers that units begin with.
+        over: the steps after which `progressive` freezes as many units as the rate says.
     """
 
     policy: str = ""
@@ -55,6 +60,7 @@ class FreezeChoice:
     units: UnitKind = "saving"
     distance: Distance = "l1"
     seed: int = 0
+    over: int = OVER
 
     @property
     def measures(self) -> bool:

@@ -15,6 +15,8 @@ KINDS: dict[str, str] = {
     "fp8_e4m3": "8-bit floating point with 3 bits of mantissa",
     "fp8_e5m2": "8-bit floating point with 2 bits of mantissa",
     "fixed8": "8-bit fixed point with steps of 1/16, without a scale, as SlimFit has it",
+    "fixed8_unit": "8-bit fixed point without sign, of 0 to 255/256 in steps of 1/256, for what softmax or a sigmoid "
+    "returns, as SlimFit's code has it",
     "fixed4": "4-bit fixed point with steps of 1/2, without a scale, as SlimFit has it; two values a byte",
     "int8": "8 bits with a scale for each row",
     "int8_tensor": "8 bits with one scale for a tensor",
@@ -49,7 +51,8 @@ class Lossy:
         kinds: kinds of codes that may be used, see `KINDS`; `all` for every one.
         max_gradient_error: most that the gradient of a step may change by: the norm of the difference over the norm of
             the gradient, of all parameters together. What each kind does to each class of tensors is measured before
-            planning; errors of several classes are taken to be independent, so that their squares add up.
+            planning; errors of several classes are taken to be independent, so that their squares add up. With 0 only
+            kinds that change nothing are used.
         batches: what it is measured on, the first four: more batches like the one that `fit` gets. With none it is
             measured on that one.
     """
@@ -67,15 +70,17 @@ class Lossy:
         """Check the attributes.
 
         Raises:
-            ParameterError: a kind is none of `KINDS`, or the limit is not a number above 0.
+            ParameterError: a kind is none of `KINDS`, or the limit is no number of at least 0.
         """
         wanted = tuple(KINDS) if kinds == "all" else (kinds,) if isinstance(kinds, str) else tuple(kinds)
         for kind in wanted:
             if kind not in KINDS:
                 raise ParameterError(f"lossy has the kind {kind!r}: take some of {', '.join(KINDS)}, or 'all'.")
         limit = max_gradient_error
-        if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit < math.inf:
-            raise ParameterError(f"max_gradient_error of lossy is {limit!r}: give a number above 0, such as 0.01.")
+        if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 <= limit < math.inf:
+            raise ParameterError(
+                f"max_gradient_error of lossy is {limit!r}: give a number of at least 0, such as 0.01."
+            )
         object.__setattr__(self, "kinds", tuple(kind for kind in KINDS if kind in wanted))
         object.__setattr__(self, "max_gradient_error", float(limit))
         object.__setattr__(self, "batches", tuple(islice(batches, MEASURED_BATCHES)))

@@ -26,7 +26,7 @@ from stowage.stages.ir.defaults import (
     TOP_SIZE,
 )
 from stowage.stages.ir.errors import ParameterError
-from stowage.stages.ir.freezable import Distance, FreezeChoice, PolicyName, UnitKind
+from stowage.stages.ir.freezable import OVER, Distance, FreezeChoice, PolicyName, UnitKind
 from stowage.stages.ir.lossy import KINDS, MAX_GRADIENT_ERROR, MEASURED_BATCHES, Lossy
 from stowage.stages.ir.methods import MethodName, method_of
 from stowage.stages.settings.budgets import check_budget
@@ -331,6 +331,7 @@ class FreezeSettings(_Section):
             parameter of several dimensions by itself, `block` each entry of a list of modules.
         distance: how far a unit moved: `l1` is ‖Δ‖₁/‖w‖₁, `relative` the mean of |Δ/w|.
         seed: seed of `random`, and of the numbers that units begin with.
+        over: the steps after which `progressive` freezes as many units as the rate says.
     """
 
     rate: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.9
@@ -338,10 +339,11 @@ class FreezeSettings(_Section):
     units: UnitKind = "saving"
     distance: Distance = "l1"
     seed: Seed = 0
+    over: Annotated[int, Field(ge=1, le=10**9)] = OVER
 
     def choice(self) -> FreezeChoice:
         """Return what later stages read of it."""
-        return FreezeChoice(self.policy, self.rate, self.units, self.distance, self.seed)
+        return FreezeChoice(self.policy, self.rate, self.units, self.distance, self.seed, self.over)
 
 
 class SolveSettings(_Section):
@@ -393,12 +395,13 @@ class LossySettings(_Section):
     Attributes:
         kinds: kinds of codes that may be used, see `ir/lossy.py`; `all` for every one, none where every number must be
             plain PyTorch's.
-        max_gradient_error: most that the gradient may change by: the norm of the difference over its norm.
+        max_gradient_error: most that the gradient may change by: the norm of the difference over its norm. With 0
+            only kinds that change nothing are used.
         batches: number of batches on which it is measured; one where a function of yours makes the batch.
     """
 
     kinds: Literal["all"] | list[str] = []
-    max_gradient_error: Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)] = MAX_GRADIENT_ERROR
+    max_gradient_error: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = MAX_GRADIENT_ERROR
     batches: Annotated[int, Field(gt=0, le=64)] = MEASURED_BATCHES
 
     @model_validator(mode="after")

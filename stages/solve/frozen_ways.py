@@ -2,7 +2,8 @@
 
 Planners see the step in which everything trains. Codes that stand for a value only while something is frozen would
 take memory there and spare none. So plans with them are looked for apart from the others, each within the memory of its
-own worst mask, and compared by the time under the mean mask.
+own worst mask, and compared by the time under the mean mask. So are exact plans: one that is slower where everything
+trains may be the faster one under the mean mask.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from functools import partial
 from stowage.stages.ir.errors import Infeasible
 from stowage.stages.ir.freezable import Freezable
 from stowage.stages.ir.variant import VariantName
-from stowage.stages.rewrite import Way, is_for_freezing, needed_variant
+from stowage.stages.rewrite import Way, is_asked, is_for_freezing, needed_variant
 from stowage.stages.solve.frozen import MOST_BYTES, freezing_plan, keeping_plan, solve_freezing
 from stowage.stages.solve.offload.tier import LowerTier
+from stowage.stages.solve.request import EXACT, TOGETHER
 from stowage.stages.solve.summary import PROVEN, Solved
 from stowage.stages.solve.variants import preferred
 
@@ -30,7 +32,8 @@ def solve_frozen_ways(
     """Return the plan that is fastest under the mean mask, of those that fit under the worst.
 
     Args:
-        solve: plans the step in which everything trains; without a name not with codes for what is frozen.
+        solve: plans the step in which everything trains; without a name not with codes for what is frozen; see
+            `PlanRequest.rewrite`.
         ways: the trace as it was recorded and its rewrites.
         freezable: what may be frozen.
         budget_bytes: the budget of the device.
@@ -41,18 +44,20 @@ def solve_frozen_ways(
     """
     way_of = partial(needed_variant, ways)
     names = dict.fromkeys(VariantName.of(way.name).rewrite for way in ways if is_for_freezing(way.name))
+    kinds = {is_asked(way.name) for way in ways if not is_for_freezing(way.name)}
+    first = (EXACT, TOGETHER) if len(kinds) > 1 else ("",)
     found: list[Solved] = []
     failures: list[Infeasible] = []
-    for name in ("", *names):
+    for name in (*first, *names):
         try:
             own = partial(_named, solve, name)
             found.append(solve_freezing(own, way_of, freezable, budget_bytes, lower_tier))
         except Infeasible as failure:
-            if not names:
+            if not names and first == ("",):
                 raise
             failures.append(failure)
             continue
-        if not name and not found[0].summary.recomputed_bytes and not found[0].slots:
+        if name == first[0] and not found[0].summary.recomputed_bytes and not found[0].slots:
             break
     if not found:
         raise min(failures, key=lambda failure: failure.smallest_feasible_bytes)

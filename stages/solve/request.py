@@ -12,6 +12,12 @@ from stowage.stages.ir.methods import METHODS, method_of
 from stowage.stages.solve.offload.tier import LowerTier
 from stowage.stages.solver.outcome import SolverSettings
 
+EXACT = "exact"
+"""Stands in `PlanRequest.rewrite` for all rewrites that nobody has to ask for: they are exact."""
+
+TOGETHER = "together"
+"""Stands there for all that are of use where everything trains, of which exact ones are not looked for apart too."""
+
 FIXED = tuple(m.name for m in METHODS if m.fixed)
 """Policies that may be asked for by name; see `formulations/chain/policies.py`."""
 
@@ -49,8 +55,8 @@ class PlanRequest:
             time since, and greedy eviction another, so that a plan that is found at once is not waited for; None gives
             the ones all of `cut_seconds`, and the other the time for all its rules.
         max_gradient_error: most that all of a plan's may do together, see `Lossy`.
-        rewrite: the one rewrite that plans are of; by default any but those with codes for what is frozen, which take
-            memory where everything trains.
+        rewrite: the one rewrite that plans are of, or `EXACT`, or `TOGETHER`; by default any but those with codes for
+            what is frozen, which take memory where everything trains.
     """
 
     device_budget_bytes: int

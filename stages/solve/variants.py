@@ -13,11 +13,11 @@ from stowage.stages.ir.variant import VariantName
 from stowage.stages.rewrite import Way, is_asked, is_exact, is_for_freezing
 from stowage.stages.rewrite.lossy import described
 from stowage.stages.solve.collection import rarely_collected
-from stowage.stages.solve.cuts.proven import Planned, proven
+from stowage.stages.solve.cuts.proven import PROVEN, Planned, proven
 from stowage.stages.solve.known import Known
 from stowage.stages.solve.mixtures import mixtures
 from stowage.stages.solve.offload.tier import LowerTier
-from stowage.stages.solve.request import PlanRequest
+from stowage.stages.solve.request import EXACT, TOGETHER, PlanRequest
 from stowage.stages.solve.select import solve_plan
 from stowage.stages.solve.summary import Solved, lower_bound_s
 
@@ -100,6 +100,28 @@ def _room_text(budget_bytes: int, needed: PlanSummary, lower_tier: LowerTier) ->
 
 
 def _fastest(variants: Sequence[Variant], options: Sequence[Option], request: PlanRequest, known: Known) -> Solved:
+    """Return the preferred of the plans with leave and of those without: the latter are what is planned without leave.
+
+    Mixtures, and schedules that cuts find, are looked for among all ways at once, so that with leave they may all be
+    lossy, and the fastest exact plan none of them.
+    """
+    if not request.lossy or request.rewrite or len({is_asked(v.name) for v in variants}) < 2:
+        return _planned(variants, options, request, known)
+    found: list[Solved] = []
+    failures: list[Infeasible] = []
+    for asked in (replace(request, rewrite=EXACT), request):
+        try:
+            found.append(_planned(variants, options, asked, known))
+        except Infeasible as failure:
+            failures.append(failure)
+    if not found:
+        raise min(failures, key=lambda failure: failure.smallest_feasible_bytes)
+    smallest = [s.summary.smallest_feasible_bytes for s in found] + [f.smallest_feasible_bytes for f in failures]
+    best = within_bound(preferred(found), found)
+    return replace(best, summary=replace(best.summary, smallest_feasible_bytes=min(smallest)))
+
+
+def _planned(variants: Sequence[Variant], options: Sequence[Option], request: PlanRequest, known: Known) -> Solved:
     found: list[Solved] = []
     failures: list[Infeasible] = []
     tried: list[Planned] = []
@@ -149,6 +171,9 @@ def _fastest(variants: Sequence[Variant], options: Sequence[Option], request: Pl
 
 def _is_of(way: Way, rewrite: str) -> bool:
     """Say whether a way is of a rewrite, or, where none is named, of use where everything trains."""
+    if rewrite == EXACT:
+        return not is_asked(way.name)
+    rewrite = "" if rewrite == TOGETHER else rewrite
     return VariantName.of(way.name).rewrite == rewrite if rewrite else not is_for_freezing(way.name)
 
 
@@ -157,6 +182,28 @@ def preferred(found: Sequence[Solved]) -> Solved:
     best = min(found, key=lambda s: s.summary.step_time_s)
     exact = min((s for s in found if s.summary.exact), key=lambda s: s.summary.step_time_s, default=best)
     return best if best.summary.step_time_s < (1 - NOISE) * exact.summary.step_time_s else exact
+
+
+def within_bound(plan: Solved, plans: Sequence[Solved]) -> Solved:
+    """Return the plan with the least bound that any of some plans states: no schedule of any beats that."""
+    bounded = [s.summary for s in plans if s.summary.bound_s]
+    if not bounded or len(bounded) < len(plans):
+        return plan
+    least, s = min(bounded, key=lambda summary: summary.bound_s), plan.summary
+    if least.bound_s >= s.bound_s:
+        return plan
+    gap = max(0.0, 1 - least.bound_s / s.step_time_s)
+    status = "optimal" if gap <= PROVEN else "feasible" if s.status == "optimal" else s.status
+    stated = replace(
+        s,
+        bound_s=least.bound_s,
+        bound_kind=least.bound_kind,
+        bound_cuts=least.bound_cuts,
+        bound_variant=least.bound_variant,
+        status=status,
+        gap=gap,
+    )
+    return replace(plan, summary=stated)
 
 
 def _leaves_to_be_desired(solved: Solved) -> bool:

@@ -6,6 +6,8 @@ import random
 
 import pytest
 
+from stowage.flows import Freeze
+from stowage.stages.freezing.choice import policy_of
 from stowage.stages.freezing.dynamics import LARGE, Dynamics
 from stowage.stages.freezing.policies import (
     POLICIES,
@@ -19,6 +21,7 @@ from stowage.stages.freezing.policies import (
     policy_named,
 )
 from stowage.stages.ir.errors import ParameterError
+from stowage.stages.settings import parse_settings
 
 UNITS = {f"u{i}": float(i) for i in (3, 1, 4, 0, 5, 9, 2, 6)}
 
@@ -89,3 +92,30 @@ def test_dynamics_are_stored_and_restored() -> None:
 def test_an_unknown_policy_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(ParameterError, match=r"freeze\.policy is 'best': write one of ils, random"):
         policy_named("best", 0.5, 0)
+
+
+def test_progressive_takes_the_steps_that_it_is_given() -> None:
+    """Through `Freeze`, and through `params.yaml`; without any it takes a thousand."""
+    settings = parse_settings(
+        {
+            "trace": {"model": {"architecture": "gpt2"}},
+            "solve": {"freeze": {"policy": "progressive", "rate": 0.75, "over": 6}},
+        }
+    )
+    assert settings.solve.freeze is not None
+    for policy in (
+        Freeze(0.75, "progressive", over=6).freezing().policy,
+        policy_of(settings.solve.freeze.choice()),
+    ):
+        assert policy == Progressive(0.75, over=6)
+        assert [len(UNITS) - len(policy.choose(step, UNITS)) for step in (0, 3, 6, 60)] == [0, 3, 6, 6]
+    assert Freeze(0.75, "progressive").freezing().policy == Progressive(0.75, over=1000)
+    texts = {Freeze(0.75, "progressive", over=over).text() for over in (5, 6)}
+    assert len(texts) == 2, "a checkpoint of one is none of the other"
+    assert len({Freeze(0.75, "ils", over=over).text() for over in (5, 6)}) == 1
+
+
+@pytest.mark.parametrize("over", [0, -3, 2.5, True, "6"])
+def test_over_is_a_number_of_steps(over: object) -> None:
+    with pytest.raises(ParameterError, match=r"freeze\.over is .*at least 1"):
+        Freeze(0.75, "progressive", over=over)  # type: ignore[arg-type]

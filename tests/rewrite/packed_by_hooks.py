@@ -63,6 +63,7 @@ REFERENCE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "fp8_e4m3": _cast(torch.float8_e4m3fn, 448.0),
     "fp8_e5m2": _cast(torch.float8_e5m2, 57344.0),
     "fixed8": _fixed(1 / 16, -128, 127),
+    "fixed8_unit": _fixed(1 / 256, 0, 255),
     "fixed4": _fixed(1 / 2, -8, 7),
     **{
         f"int{b}{'' if g == 'row' else f'_{g}'}": _scaled(n, g)

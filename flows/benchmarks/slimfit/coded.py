@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from stowage.stages.ir.code import code_hash
 from stowage.stages.ir.costs import Cost
 from stowage.stages.ir.lossy import Lossy
 from stowage.stages.ir.variant import PLAIN
@@ -21,6 +22,14 @@ from stowage.stages.rewrite import rewritten
 from stowage.stages.rewrite.lossy import choices, described
 from stowage.stages.sensitivity import StepTensors, gradient_errors, run_trace
 from stowage.stages.trace import trace_step
+
+MAKERS = ("stowage.stages.ir.lossy", "stowage.stages.rewrite.lossy", "stowage.stages.sensitivity")
+"""Packages whose code decides what is kept in codes, which codes these are, and what is predicted of their error."""
+
+
+def made_by() -> str:
+    """Return a hash of the code that decides it: what was trained with other codes is trained anew."""
+    return code_hash(*MAKERS, words=False)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,12 @@
-"""Plans with and without leave to keep values in fewer bits: their times and peaks, and what the gradient pays."""
+"""Plans without leave to keep values in fewer bits, with it, and with freezing too: times, peaks, and the gradient."""
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,11 @@ from torch import nn
 
 from stowage.flows.benchmarks.remat import models as remat_models
 from stowage.flows.planning.costed import Costed
+from stowage.flows.planning.freezing import Freezing
 from stowage.flows.planning.job import Leave
 from stowage.flows.planning.step import QUICK, Effort, Planned, Planning, StepToPlan, cost_step, plan_costed
+from stowage.stages.freezing.policies import Random
+from stowage.stages.freezing.stored import BETWEEN
 from stowage.stages.ir.activations import device_budget, fixed_bytes
 from stowage.stages.ir.errors import Infeasible
 from stowage.stages.ir.lossy import MEASURED_BATCHES, GradientError, Lossy
@@ -30,6 +34,15 @@ from stowage.stages.workload.samples import sample_batch
 
 SHARES = (0.5, 0.3, 0.15)
 """Shares of the activation budget."""
+
+RATE = 0.9
+"""The share of units that the plan that may freeze freezes in each step."""
+
+_LEARNING_RATE = 1e-8
+"""So small that all plans have the same weights, however many steps came before."""
+
+EXACT, LOSSY, FROZEN = "exact", "with leave", "freezing too"
+"""The plans of one budget."""
 
 _TRANSFORMER = {"hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 1024}
 
@@ -87,20 +100,22 @@ class LossyRow:
 
     Attributes:
         model, share, budget_bytes: what was asked for; the share is of the activation budget.
-        lossy: whether there was leave.
+        plan: `EXACT`, `LOSSY`, or `FROZEN`.
         feasible: whether there is a plan; without one the numbers are 0.
-        predicted_time_s, time_s: of one step, without an update; the median of some iterations.
-        predicted_peak_bytes, peak_bytes: highest device bytes.
+        predicted_time_s, time_s: of one step with an update by SGD; the median of some iterations. Where something is
+            frozen it is the mean over masks that are drawn anew.
+        predicted_peak_bytes, peak_bytes: highest device bytes; under the worst mask.
         predicted_error, error: of the gradient, see `Lossy.max_gradient_error`: of what is the change on `batch`, over
             the gradients of `others`.
         kept: what is kept in fewer bits.
         keep_all_time_s: predicted time with everything kept.
+        same: it is the program of the exact plan, whose measured time it has.
     """
 
     model: str
     share: float
     budget_bytes: int
-    lossy: bool
+    plan: str
     feasible: bool
     predicted_time_s: float = 0.0
     time_s: float = 0.0
@@ -110,10 +125,11 @@ class LossyRow:
     error: float = 0.0
     kept: tuple[str, ...] = ()
     keep_all_time_s: float = 0.0
+    same: bool = False
 
 
 def compare_lossy(
-    name: str,
+    model: str,
     lossy: Lossy,
     stores: Path,
     *,
@@ -122,10 +138,10 @@ def compare_lossy(
     iterations: int = 9,
     said: Callable[[str], None] = lambda text: None,
 ) -> Iterator[LossyRow]:
-    """Yield for each share the exact plan and the one with leave, both run in turns.
+    """Yield for each share the exact plan, the one with leave, and the one that may freeze too; all run in turns.
 
     Args:
-        name: one of `CASES`.
+        model: one of `CASES`.
         lossy: the leave.
         stores: folder of the stores, see `cache_dir` of `fit`.
         shares: shares of the activation budget.
@@ -133,34 +149,46 @@ def compare_lossy(
         iterations: steps of each plan; the first is not timed.
         said: receives each stage's name.
     """
-    case = CASES[name]()
+    case = CASES[model]()
     live, before = ([StepTensors.of(case.model, b) for b in batches] for batches in ([case.batch], case.others))
 
     def errors(trace: TraceTables, leave: Lossy) -> list[GradientError]:
         return gradient_errors(trace, leave.kinds, before)
 
     how = Planning(stores=stores, effort=QUICK if quick else Effort(), progress=said)
-    step = StepToPlan(model=case.model, batch=case.batch, loss=case.loss, leave=Leave(lossy, errors))
+    optimizer = torch.optim.SGD(case.model.parameters(), lr=_LEARNING_RATE)
+    step = StepToPlan(
+        model=case.model, batch=case.batch, loss=case.loss, optimizer=optimizer, leave=Leave(lossy, errors)
+    )
     costed = cost_step(step, how)
+    freezing = replace(how, freeze=Freezing("saving", RATE, Random(RATE), measures=False), lossy=True)
+    frozen = cost_step(step, freezing)
+    ways = {EXACT: (costed, how), LOSSY: (costed, replace(how, lossy=True)), FROZEN: (frozen, freezing)}
     trace = costed.variants[0].trace
     whole = _planned(costed, 2 * costed.eager_peak_bytes, how)
     assert whole is not None
     for share in shares:
         budget = device_budget(fixed_bytes(trace), whole.summary.keep_all_peak_bytes, share)
-        plans = {leave: _planned(costed, budget, replace(how, lossy=leave)) for leave in (False, True)}
-        runs = {leave: _Run(case, planned) for leave, planned in plans.items() if planned is not None}
+        plans = {name: _planned(own, budget, asked) for name, (own, asked) in ways.items()}
+        exact = plans[EXACT]
+        same = {n: p is not None and exact is not None and _program(p) == _program(exact) for n, p in plans.items()}
+        runs = {
+            name: _Run(case, optimizer, planned)
+            for name, planned in plans.items()
+            if planned is not None and (name == EXACT or not same[name])
+        }
         for _ in range(iterations):
             for run in runs.values():
                 run.once()
-        for leave, planned in plans.items():
-            row = LossyRow(name, share, budget, leave, planned is not None)
+        for name, planned in plans.items():
+            row = LossyRow(model, share, budget, name, planned is not None, same=name != EXACT and same[name])
             if planned is not None:
-                s, run = planned.summary, runs[leave]
+                s, run = planned.summary, runs[EXACT if same[name] else name]
                 error = 0.0 if s.exact else gradient_error(trace, rewritten(trace, s.variant), live, before)
                 row = replace(
                     row,
                     predicted_time_s=s.step_time_s,
-                    time_s=statistics.median(run.times_s[1:]),
+                    time_s=run.time_s(),
                     predicted_peak_bytes=s.device_peak_bytes,
                     peak_bytes=run.peak_bytes(),
                     predicted_error=s.gradient_error,
@@ -178,23 +206,41 @@ def _planned(costed: Costed, budget_bytes: int, how: Planning) -> Planned | None
         return None
 
 
-class _Run:
-    """Runs one plan; gradients stay in `.grad`, and are dropped before each step."""
+def _program(planned: Planned) -> tuple[object, ...]:
+    """Return what a plan runs: two plans with the same run alike, whatever their heads state of bounds."""
+    return planned.summary.variant, planned.rows, planned.slots, planned.units
 
-    def __init__(self, case: Case, planned: Planned) -> None:
-        self._case = case
-        self._program: Program = SingleDevice(case.model, None).bind(planned.executable(), {})
-        self.times_s: list[float] = []
+
+@dataclass
+class _Run:
+    """Runs one plan with updates; a plan that freezes trains other units in each step, drawn from a fixed seed."""
+
+    case: Case
+    optimizer: torch.optim.Optimizer
+    planned: Planned
+    times_s: list[float] = field(default_factory=list, init=False)
+    _drawn: random.Random = field(default_factory=lambda: random.Random(0), init=False)
+
+    def __post_init__(self) -> None:
+        executor = SingleDevice(self.case.model, self.optimizer)
+        self._program: Program = executor.bind(self.planned.executable(), {})
 
     def once(self) -> None:
         """Run one timed step."""
-        self._case.model.zero_grad()
+        if self.planned.units:
+            names = [unit.name for unit in self.planned.units]
+            self._program.active.choose(self._drawn.sample(names, self.planned.summary.active_units))
         began = time.perf_counter()
-        self._program(self._case.batch)
+        self._program(self.case.batch)
         self.times_s.append(time.perf_counter() - began)
 
+    def time_s(self) -> float:
+        """Return the median time of a step but the first; the mean where masks differ, as the prediction is."""
+        return statistics.fmean(self.times_s[1:]) if self.planned.units else statistics.median(self.times_s[1:])
+
     def peak_bytes(self) -> int:
-        """Return the measured peak of one step."""
-        self._case.model.zero_grad()
-        case = self._case
-        return measure_program(self._program, case.model, None, case.batch, self._program).peak_bytes
+        """Return the measured peak of one step, under the worst mask."""
+        if self.planned.units:
+            self._program.active.choose(self.planned.summary.worst_units.split(BETWEEN))
+        program, case = self._program, self.case
+        return measure_program(program, case.model, self.optimizer, case.batch, program).peak_bytes

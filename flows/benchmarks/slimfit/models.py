@@ -77,6 +77,17 @@ def decoder(batch: int, **smaller: Any) -> tuple[nn.Module, Any]:
         return model, {"input_ids": tokens, "labels": tokens}
 
 
+def another(batch: Any, seed: int) -> dict[str, torch.Tensor]:
+    """Return a batch of the same form whose content is drawn anew: numbers as `randn` has them, or as large at most."""
+    draws = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randn(t.shape, generator=draws)
+        if t.is_floating_point()
+        else torch.randint(0, int(t.max()) + 1, t.shape, generator=draws)
+        for name, t in batch.items()
+    }
+
+
 MODELS: dict[str, Frozen] = {
     "bert": Frozen("BERT-base, 128 tokens", bert, 4, 32, (3.2, 0.7)),
     "vit": Frozen("ViT-base, 224 pixels", vit, 4, 32, (4.5, 0.9)),

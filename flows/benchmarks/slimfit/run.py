@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,13 @@ from typing import Any
 import torch
 
 from stowage.flows.benchmarks.slimfit.figure import accuracy_figure
-from stowage.flows.benchmarks.slimfit.lossy_plans import CASES, LossyRow, compare_lossy
+from stowage.flows.benchmarks.slimfit.lossy_plans import CASES, EXACT, LossyRow, compare_lossy
 from stowage.flows.benchmarks.slimfit.models import MODELS
 from stowage.flows.benchmarks.slimfit.pairs import TECHNIQUES, combinations, measured_pairs
 from stowage.flows.benchmarks.slimfit.saved import saved_activations
+from stowage.flows.benchmarks.slimfit.saved_in_codes import saved_in_codes
 from stowage.flows.benchmarks.slimfit.static import static_activations
-from stowage.flows.benchmarks.slimfit.study import RATES, SEEDS, run_study
+from stowage.flows.benchmarks.slimfit.study import RATES, SEEDS, run_codes, run_study
 from stowage.flows.benchmarks.slimfit.summary import by_policy, differences, exact, summarised, with_codes
 from stowage.flows.benchmarks.slimfit.tasks import TASKS
 from stowage.stages.ir.errors import ParameterError
@@ -32,7 +34,7 @@ MEASURED = "slimfit_measured.json"
 Rows = list[dict[str, Any]]
 
 
-PARTS = ("accuracy", "saved", "static", "lossy", "pairs")
+PARTS = ("accuracy", "codes", "saved", "coded", "static", "lossy", "pairs")
 
 
 def run_parts(out: Path, say: Callable[[str], None], parts: str = "", names: str = "", seeds: int = SEEDS) -> str:
@@ -53,7 +55,9 @@ def run_parts(out: Path, say: Callable[[str], None], parts: str = "", names: str
     _check("part", wanted, PARTS)
     known = {
         "accuracy": tuple(TASKS),
+        "codes": tuple(TASKS),
         "saved": tuple(MODELS),
+        "coded": tuple(MODELS),
         "static": tuple(MODELS),
         "lossy": tuple(CASES),
         "pairs": TECHNIQUES,
@@ -62,7 +66,9 @@ def run_parts(out: Path, say: Callable[[str], None], parts: str = "", names: str
     (out / MEASURED).unlink(missing_ok=True)
     run = {
         "accuracy": lambda asked: run_accuracy(out, say, asked, seeds=seeds),
+        "codes": lambda asked: run_coded_trials(out, say, asked, seeds=seeds),
         "saved": lambda asked: run_saved(out, say, asked),
+        "coded": lambda asked: run_coded(out, say, asked),
         "static": lambda asked: run_static(out, say, asked),
         "lossy": lambda asked: run_lossy(out, say, asked),
         "pairs": lambda asked: run_pairs(out, say, asked),
@@ -99,12 +105,8 @@ def run_accuracy(
     Returns:
         a summary for people.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the models are too small for more
-    try:
+    with _one_thread():
         rows = run_study(out / "slimfit", say, tasks, policies, rates, seeds)
-    finally:
-        torch.set_num_threads(threads)
     codes, rows = with_codes(rows), exact(rows)
     summary = summarised(rows)
     keep(
@@ -115,6 +117,37 @@ def run_accuracy(
     return "\n".join(
         f"{r['policy']}, {r['rate']:.0%} frozen: {r['difference']:+.2f} ± {r['error']:.2f}" for r in differences(rows)
     )
+
+
+def run_coded_trials(out: Path, say: Callable[[str], None], tasks: Sequence[str] = (), seeds: int = SEEDS) -> str:
+    """Train with codes, with everything trained and with most of it frozen, and without as far as it is compared with.
+
+    Args:
+        out: folder of results.
+        say: receives what people should know.
+        tasks: see `run_study`.
+        seeds: see `run_study`.
+
+    Returns:
+        a summary for people.
+    """
+    with _one_thread():
+        rows = with_codes(run_codes(out / "slimfit", say, tasks, seeds))
+    keep(out, {"slimfit_codes": rows})
+    return "\n".join(
+        f"{r['task']}, {r['rate']:.0%} frozen: {r['difference']:+.2f} ± {r['error'] or 0:.2f}" for r in rows
+    )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute with one thread: the models are too small for more."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def run_saved(out: Path, say: Callable[[str], None], names: Sequence[str] = ()) -> str:
@@ -131,6 +164,23 @@ def run_saved(out: Path, say: Callable[[str], None], names: Sequence[str] = ()) 
         return model.label, [{**asdict(row), "batch": model.batch} for row in saved_activations(model)]
 
     return _by_model(out, say, "slimfit_saved", names or tuple(MODELS), measure)
+
+
+def run_coded(out: Path, say: Callable[[str], None], names: Sequence[str] = ()) -> str:
+    """Measure what forward saves with freezing and codes together; rows of other models stay.
+
+    Args:
+        out: folder of results.
+        say: receives what people should know.
+        names: models, of `MODELS`; by default all.
+    """
+
+    def measure(name: str) -> tuple[str, Rows]:
+        model = MODELS[name]
+        found = saved_in_codes(model, said=say)
+        return model.label, [{**asdict(row), "batch": model.batch, "kept": ", ".join(row.kept)} for row in found]
+
+    return _by_model(out, say, "slimfit_coded", names or tuple(MODELS), measure)
 
 
 def run_static(out: Path, say: Callable[[str], None], names: Sequence[str] = ()) -> str:
@@ -207,14 +257,16 @@ def _lossy_row(row: LossyRow) -> dict[str, Any]:
     known = {
         "model": row.model,
         "share": row.share,
-        "leave": "with leave" if row.lossy else "exact",
+        "leave": row.plan,
         "kept": ", ".join(row.kept),
     }
     if not row.feasible:
         return {**known, "leave": f"{known['leave']}: none fits"}
     numbers = ("predicted_peak_bytes", "peak_bytes", "predicted_time_s", "time_s")
     known |= {key: getattr(row, key) for key in numbers}
-    return known | ({"predicted_error": row.predicted_error, "error": row.error} if row.lossy else {})
+    if row.same:
+        known |= {"same": True, "time_s": None}
+    return known | ({"predicted_error": row.predicted_error, "error": row.error} if row.plan != EXACT else {})
 
 
 def _stored(out: Path) -> dict[str, Rows]:

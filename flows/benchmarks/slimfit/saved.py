@@ -86,6 +86,26 @@ def saved_activations(
     made, batch = model.make(model.batch, **smaller)
     optimizer = torch.optim.SGD(made.parameters(), lr=1e-3)
     trace = trace_step(made, batch, optimizer=optimizer)
+    yield from saved_of_trace(model, trace, (made, optimizer, batch), rates, kind)
+
+
+def saved_of_trace(
+    model: Frozen,
+    trace: TraceTables,
+    live: tuple[torch.nn.Module, torch.optim.Optimizer, Any],
+    rates: Sequence[float],
+    kind: UnitKind = "saving",
+) -> Iterator[Saved]:
+    """Yield what forward saves at each rate, in a step as it was recorded or as it was rewritten.
+
+    Args:
+        model: what the step is of.
+        trace: the step.
+        live: the model, its optimizer and a batch.
+        rates: freezing rates.
+        kind: the kind of units.
+    """
+    made, optimizer, batch = live
     plan, border, solved = kept_plan(trace, kind)
     nodes, units = plan.nodes, plan.units
     saved = saved_bytes(plan, border)

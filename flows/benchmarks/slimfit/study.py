@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,27 @@ def trials(tasks: Sequence[str], policies: Sequence[str], rates: Sequence[float]
                 for policy in policies:
                     yield Trial(task, policy, rate, seed)
     if CODED_POLICY in policies:
-        for rate, seed, task in itertools.product(CODED_RATES, range(seeds), tasks):
-            yield Trial(task, CODED_POLICY if rate else BASELINE, rate, seed, codes=True)
+        yield from coded_trials(tasks, seeds, codes=(True,))
+
+
+def coded_trials(tasks: Sequence[str], seeds: int, codes: Sequence[bool] = (False, True)) -> Iterator[Trial]:
+    """Yield the trials with codes, each behind the exact one that it is compared with."""
+    for rate, seed, task, coded in itertools.product(CODED_RATES, range(seeds), tasks, codes):
+        yield Trial(task, CODED_POLICY if rate else BASELINE, rate, seed, codes=coded)
+
+
+def run_codes(
+    stores: Path, say: Callable[[str], None], tasks: Sequence[str] = (), seeds: int = SEEDS
+) -> list[dict[str, Any]]:
+    """Run those trials with codes, and those that they are compared with, that are not stored yet; return all rows.
+
+    Args:
+        stores: see `run_study`.
+        say: see `run_study`.
+        tasks: see `run_study`.
+        seeds: see `run_study`.
+    """
+    return _run(stores, say, coded_trials(tasks or tuple(TASKS), seeds))
 
 
 def run_study(
@@ -53,8 +72,12 @@ def run_study(
         rates: freezing rates.
         seeds: how many seeds.
     """
+    return _run(stores, say, trials(tasks or tuple(TASKS), policies or tuple(POLICIES), rates, seeds))
+
+
+def _run(stores: Path, say: Callable[[str], None], asked: Iterable[Trial]) -> list[dict[str, Any]]:
     rows = []
-    for trial in trials(tasks or tuple(TASKS), policies or tuple(POLICIES), rates, seeds):
+    for trial in asked:
         path = stores / "trials" / (json.dumps(trial.key()).translate({ord(c): "_" for c in '{}":, '}) + ".json")
         if not path.is_file():
             found = run_trial(trial, stores)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stowage.flows.benchmarks.slimfit.coded import Choice, CodedStep, chosen_codes
+from stowage.flows.benchmarks.slimfit.coded import Choice, CodedStep, chosen_codes, made_by
 from stowage.flows.benchmarks.slimfit.pretraining import SEED, optimizer_of, pretrained
 from stowage.flows.benchmarks.slimfit.tasks import TASKS, Task, accuracy
 from stowage.stages.freezing.dynamics import Dynamics
@@ -57,9 +57,11 @@ class Trial:
     codes: bool = False
 
     def key(self) -> dict[str, Any]:
-        """Return what tells it from other trials."""
+        """Return what tells it from other trials; one with codes also from those of codes as they were before."""
         found = asdict(self)
-        return found if self.codes else {name: value for name, value in found.items() if name != "codes"}
+        if self.codes:
+            return {**found, "made_by": made_by()}
+        return {name: value for name, value in found.items() if name != "codes"}
 
 
 def run_trial(trial: Trial, stores: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@
 - `saved`: finds the values that forward saves for backward and that may be packed.
 - `emitter`: makes the calls, values and storages that a rewrite adds to a trace.
 - `codecs`: packs a value and unpacks it again, one codec for each kind of codes.
+- `bounded`: tells which values are within [0, 1].
 - `bits`: keeps one or two bits of what an activation function's backward reads.
 - `largest`: keeps the largest tenth of what a frozen layer normalisation reads.
 - `compress`: packs values at some sites of a trace, and lets backward read what is unpacked.

@@ -2,9 +2,9 @@
 
 - ReLU's backward asks whether the output is above 0: one bit, and the same gradient bit for bit.
 - The derivatives of GELU and SiLU are replaced by functions of four steps (Novikov et al. 2022, Few-bit backward), with
-  the least squared distance on [−10, 10]. Both are symmetric about the point (0, 1/2), so the steps are told apart by
-  the sign of x and by whether |x| is above a bound; backward runs on four points at which the derivative has the
-  height of the step.
+  the least squared distance on [−10, 10], as in the authors' notebook; the table in their package is of [−100, 100].
+  Both are symmetric about the point (0, 1/2), so the steps are told apart by the sign of x and by whether |x| is above
+  a bound; backward runs on four points at which the derivative has the height of the step.
 """
 
 from __future__ import annotations

@@ -121,8 +121,10 @@ def candidates(
     rows = {(e.kind, e.tensors): e.squared_error for e in errors}
     found = []
     for kind, name in members:
-        error = 0.0 if CODECS[kind].exact else rows.get((kind, name), math.inf)
-        if error <= lossy.max_gradient_error**2:
+        exact = CODECS[kind].exact
+        error = 0.0 if exact else rows.get((kind, name), math.inf)
+        # With a limit of 0 a batch on which codes happen to change nothing is not enough.
+        if exact or (error <= lossy.max_gradient_error**2 and lossy.max_gradient_error > 0):
             after = _Totals.of(classes.frozen(kind, name)[0], costs)
             share = frozen or 0.0 if CODECS[kind].for_freezing else 1.0
             found.append(
@@ -167,11 +169,11 @@ def chosen(found: Sequence[Candidate], price: float, limit: float) -> list[Candi
     Args:
         found: what may be chosen.
         price: seconds that a byte is worth; with infinity bytes alone count, and seconds where they are equal.
-        limit: most of the sum of squared errors.
+        limit: most of the sum of squared errors; with 0, what has none is chosen from.
     """
     groups: list[tuple[set[int], list[tuple[Candidate, int]]]] = []
     for candidate in found:
-        steps = math.ceil(STEPS * candidate.squared_error / limit)
+        steps = math.ceil(STEPS * candidate.squared_error / limit) if candidate.squared_error else 0
         if steps > STEPS:
             continue
         spared, own = set(candidate.spared), [(candidate, steps)]

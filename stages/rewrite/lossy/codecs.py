@@ -12,6 +12,7 @@ from functools import partial
 
 from stowage.stages.ir.trace import TraceTables, Value
 from stowage.stages.rewrite.lossy.bits import GELU, SILU, AboveZero, is_contiguous
+from stowage.stages.rewrite.lossy.bounded import within_unit
 from stowage.stages.rewrite.lossy.emitter import Form, Lines, tensor
 from stowage.stages.rewrite.lossy.largest import BITS, Largest
 from stowage.stages.rewrite.lossy.saved import ITEM_BYTES, Saved
@@ -138,7 +139,13 @@ def _wholes(lines: Lines, codes: int, row: Value) -> int:
 
 @dataclass(frozen=True)
 class _Fixed:
-    """Fixed point as SlimFit has it (Algorithm 2): round(x / step) within the codes' range, without a scale."""
+    """Fixed point as SlimFit has it (Algorithm 2): round(x / step) within the codes' range, without a scale.
+
+    Attributes:
+        step: what codes that follow each other differ by.
+        low, high: the least and the largest code.
+        dtype: the type of a code.
+    """
 
     step: float
     low: int
@@ -225,11 +232,12 @@ def _codecs() -> list[Codec]:
         Codec("fp8_e4m3", 8, _any, partial(_cast, "float8_e4m3fn", 448.0), _cast_back),
         Codec("fp8_e5m2", 8, _any, partial(_cast, "float8_e5m2", 57344.0), _cast_back),
     ]
-    for name, fixed, fits in (
-        ("fixed8", _Fixed(1 / 16, -128, 127), _any),
-        ("fixed4", _Fixed(1 / 2, -8, 7), _flat(2)),
+    for name, bits, fixed, fits in (
+        ("fixed8", 8, _Fixed(1 / 16, -128, 127), _any),
+        ("fixed8_unit", 8, _Fixed(1 / 256, 0, 255, "uint8"), within_unit),
+        ("fixed4", 4, _Fixed(1 / 2, -8, 7), _flat(2)),
     ):
-        found.append(Codec(name, 8 if name == "fixed8" else 4, fits, fixed.pack, fixed.unpack))
+        found.append(Codec(name, bits, fits, fixed.pack, fixed.unpack))
     for bits, levels in ((8, 127), (4, 7)):
         for per in ("row", "tensor", "group"):
             scaled = _Scaled(levels, per)

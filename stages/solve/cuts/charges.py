@@ -39,5 +39,6 @@ def charges_of(recorded: Way, ways: Sequence[Way], request: PlanRequest) -> Char
         trace = classes.trace(kind, name)
         calls = Names(trace).call
         packing = {calls[c.call] for c in trace.calls if c.phase == "forward"} - old
-        found[frozenset(packing)] = rows.get((kind, name), math.inf) / request.max_gradient_error**2
+        limit = request.max_gradient_error**2
+        found[frozenset(packing)] = rows.get((kind, name), math.inf) / limit if limit else math.inf
     return found

@@ -10,8 +10,8 @@ import torch
 
 from stowage.flows.benchmarks.slimfit import trials
 from stowage.flows.benchmarks.slimfit.pretraining import pretrained
-from stowage.flows.benchmarks.slimfit.study import run_study
-from stowage.flows.benchmarks.slimfit.summary import by_policy, differences, summarised
+from stowage.flows.benchmarks.slimfit.study import run_codes, run_study
+from stowage.flows.benchmarks.slimfit.summary import by_policy, differences, summarised, with_codes
 from stowage.flows.benchmarks.slimfit.tasks import TASKS, Task, accuracy
 from stowage.flows.benchmarks.slimfit.trials import BASELINE, Trial, run_trial
 
@@ -53,6 +53,36 @@ def test_what_a_policy_freezes_stays(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert found["active"] == pytest.approx(0.1, abs=0.03)
     assert run_trial(Trial("packages", BASELINE, 0.0, 0), tmp_path)["active"] == 1
     assert not any(torch.equal(a, b) for a, b in zip(before.parameters(), models[1].parameters(), strict=True))
+
+
+def test_trials_with_codes_are_run_again_where_codes_have_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has an exact trial beside it, with everything trained and with most of it frozen; those stay."""
+    done: list[Trial] = []
+
+    def run(trial: Trial, stores: Path) -> dict[str, object]:
+        done.append(trial)
+        accuracy = 90.0 - 10 * trial.rate + trial.seed - trial.codes
+        return {**trial.key(), "accuracy": accuracy, "predicted_error": 0.01}
+
+    monkeypatch.setattr("stowage.flows.benchmarks.slimfit.study.run_trial", run)
+    rows = run_codes(tmp_path, lambda text: None, ["digits"], 2)
+    assert [(t.policy, t.rate, t.seed, t.codes) for t in done] == [
+        (policy, rate, seed, codes)
+        for policy, rate in ((BASELINE, 0.0), ("ils", 0.9))
+        for seed in (0, 1)
+        for codes in (False, True)
+    ]
+    table = [(r["task"], r["rate"], r["runs"], r["difference"]) for r in with_codes(rows)]
+    assert table == [(task, rate, 2, -1.0) for rate in (0.0, 0.9) for task in ("digits", "all")]
+    done.clear()
+    assert run_codes(tmp_path, lambda text: None, ["digits"], 2) == rows
+    assert done == []
+    monkeypatch.setattr(trials, "made_by", lambda: "other codes")
+    again = run_codes(tmp_path, lambda text: None, ["digits"], 2)
+    assert [t.codes for t in done] == [True] * 4
+    assert [row.get("made_by") for row in again] == [None, "other codes"] * 4
 
 
 def test_a_study_does_not_repeat_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

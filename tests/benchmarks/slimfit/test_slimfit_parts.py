@@ -12,7 +12,7 @@ import pytest
 from stowage.flows.benchmarks.pages.publish import READERS
 from stowage.flows.benchmarks.pages.write import sections_by_name
 from stowage.flows.benchmarks.slimfit import run
-from stowage.flows.benchmarks.slimfit.lossy_plans import LossyRow
+from stowage.flows.benchmarks.slimfit.lossy_plans import EXACT, LOSSY, LossyRow
 from stowage.flows.benchmarks.slimfit.models import MODELS
 from stowage.flows.benchmarks.slimfit.saved import Saved
 from stowage.stages.ir.errors import ParameterError
@@ -23,7 +23,7 @@ def rows_of(out: Path, section: str) -> Any:
 
 
 def test_a_part_that_there_is_not_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ParameterError, match="no part 'speed' in this benchmark: write some of accuracy, saved"):
+    with pytest.raises(ParameterError, match="no part 'speed' in this benchmark: write some of accuracy, codes, saved"):
         run.run_parts(tmp_path, print, "saved,speed")
 
 
@@ -60,17 +60,19 @@ def test_a_plan_with_leave_states_its_error_and_one_that_does_not_fit_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = [
-        LossyRow("vit", 0.5, 10, False, True, 0.2, 0.3, 9, 9),
-        LossyRow("vit", 0.5, 10, True, True, 0.1, 0.2, 9, 9, 0.01, 0.009, ("int8 of GELU's input",)),
-        LossyRow("vit", 0.15, 3, False, False),
+        LossyRow("vit", 0.5, 10, EXACT, True, 0.2, 0.3, 9, 9),
+        LossyRow("vit", 0.5, 10, LOSSY, True, 0.1, 0.2, 9, 9, 0.01, 0.009, ("int8 of GELU's input",)),
+        LossyRow("vit", 0.15, 3, EXACT, False),
+        LossyRow("vit", 0.3, 8, LOSSY, True, 0.2, 0.3, 9, 9, same=True),
     ]
     monkeypatch.setattr(run, "compare_lossy", lambda *given: found)
     run.run_parts(tmp_path, lambda text: None, "lossy", "vit")
-    exact, lossy, none = rows_of(tmp_path, "slimfit_lossy")
+    exact, lossy, none, same = rows_of(tmp_path, "slimfit_lossy")
     assert (exact["leave"], "error" in exact) == ("exact", False)
     assert (lossy["leave"], lossy["error"], lossy["kept"]) == ("with leave", 0.009, "int8 of GELU's input")
     assert none["leave"] == "exact: none fits"
-    for row in (exact, lossy, none):
+    assert (same["same"], same["time_s"]) == (True, None), "noise is not compared"
+    for row in (exact, lossy, none, same):
         for column in sections_by_name()["slimfit_lossy"].columns:
             if row.get(column.key):
                 assert column.write(row[column.key])
