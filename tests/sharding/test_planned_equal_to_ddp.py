@@ -98,13 +98,13 @@ SIZES = (1, 8 << 10, 1 << 20)
 
 
 def _in_buckets(stores: Path) -> list[tuple[Compared, int]]:
-    found = []
+    found, collectives = [], []
     for size in SIZES:
-        collectives: list[int] = []
         with mock.patch.object(planner, "bucket_sizes", lambda *_, size=size: [size]):
-            one = compare("gpt2", "adamw", "75%", stores, look=lambda step: collectives.append(_collectives(step)))
-        found.append((one, collectives[0]))
-    return found
+            found.append(
+                compare("gpt2", "adamw", "75%", stores, look=lambda step: collectives.append(_collectives(step)))
+            )
+    return list(zip(found, collectives, strict=True))
 
 
 def _collectives(step: TrainingStep) -> int:
