@@ -33,10 +33,12 @@ def check_all(found: list[Compared]) -> None:
 @pytest.mark.parametrize(
     ("name", "optimizer"),
     some(
-        [("gpt2", "adamw"), ("t5", "adamw"), ("llama_lora", "momentum"), ("resnet", "momentum"), ("odd", "adamw")],
-        keep=[("gpt2", "adamw"), ("llama_lora", "momentum"), ("resnet", "momentum"), ("odd", "adamw")],
+        [("gpt2", "adamw"), ("t5", "adamw"), ("llama_lora", "momentum"), ("resnet", "momentum"), ("odd", "adamw"),
+         ("gpt2", "lion")],
+        keep=[("gpt2", "adamw"), ("llama_lora", "momentum"), ("resnet", "momentum"), ("odd", "adamw"),
+              ("gpt2", "lion")],
     ),
-)
+)  # fmt: skip
 def test_two_ranks(name: str, optimizer: str, fit_stores: Path) -> None:
     found = on_ranks(2, compare, name, optimizer, TIGHT[name], fit_stores)
     check_all(found)
