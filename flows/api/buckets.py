@@ -5,12 +5,16 @@ Every collective takes some time to begin. Weights that are gathered together pa
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+
+from torch import nn
 
 from stowage.flows.planning.planned import Planned
 from stowage.stages.device.rates.collectives import CollectiveRates
 from stowage.stages.ir.errors import Infeasible
+from stowage.stages.rewrite.buckets import block_of
 from stowage.stages.trace import MicroBatch
 
 LEAST_BYTES, MOST_BYTES = 64 << 10, 64 << 20
@@ -18,15 +22,40 @@ LEAST_BYTES, MOST_BYTES = 64 << 10, 64 << 20
 FACTORS = (4, 1)
 """Sizes that are tried, in the bytes that a collective transfers while another begins."""
 
+SMALLER = 4
+"""Where all of these hold a whole block, one that is so many times smaller than a block is tried too."""
+
 NEAR = 1.02
 """Factor of the lower bound within which no other size is tried."""
 
 
-def bucket_sizes(rates: CollectiveRates, ranks: int) -> list[int]:
-    """Return the sizes to try, the most promising first."""
+def bucket_sizes(rates: CollectiveRates, ranks: int, block_bytes: int) -> list[int]:
+    """Return the sizes to try in bytes, the most promising first.
+
+    Args:
+        rates: what collectives take.
+        ranks: how many ranks there are, at least 2.
+        block_bytes: bytes of the largest block of the model: no bucket holds weights of two.
+    """
     begun = rates.start_s * rates.bytes_per_s * ranks / (ranks - 1)
-    sizes = (1 << max(int(begun * factor), 1).bit_length() for factor in FACTORS)
-    return list(dict.fromkeys(min(max(size, LEAST_BYTES), MOST_BYTES) for size in sizes))
+    most = min(max(_power(block_bytes), LEAST_BYTES), MOST_BYTES)
+    sizes = list(dict.fromkeys(min(max(_power(begun * factor), LEAST_BYTES), most) for factor in FACTORS))
+    if sizes == [most]:
+        sizes.append(max(most // SMALLER, LEAST_BYTES))
+    return list(dict.fromkeys(sizes))
+
+
+def _power(nbytes: float) -> int:
+    """Return a power of two of at least so many bytes."""
+    return 1 << max(int(nbytes), 1).bit_length()
+
+
+def largest_block_bytes(model: nn.Module) -> int:
+    """Return the bytes of the parameters of the block of a model that has most."""
+    blocks: Counter[str] = Counter()
+    for name, parameter in model.named_parameters():
+        blocks[block_of(name.rpartition(".")[0])] += parameter.nbytes
+    return max(blocks.values(), default=0)
 
 
 def plan_by_buckets(

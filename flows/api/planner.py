@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from stowage.flows.api.buckets import bucket_sizes, plan_by_buckets
+from stowage.flows.api.buckets import bucket_sizes, largest_block_bytes, plan_by_buckets
 from stowage.flows.api.budget import RunBudget
 from stowage.flows.api.evaluation import Resting, plan_forward
 from stowage.flows.planning.costed import Costed, cost_step
@@ -118,7 +118,9 @@ class Planner:
             self.agree({"traced step": recorded_text(recorded)})
             rates = self.ranks.rates(torch.device(self._device_type()))  # among all ranks, before rank 0 plans alone
             known = self._buckets.get(micro_batch)
-            sizes = [known] if known is not None else bucket_sizes(rates, self.ranks.count)
+            sizes = (
+                [known] if known is not None else bucket_sizes(rates, self.ranks.count, largest_block_bytes(self.model))
+            )
             with ExitStack() as stack:
                 if self.lossy is not None and live is not None:
                     # Rank 0 measures on whole parameters, which all ranks make together.

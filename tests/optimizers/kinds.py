@@ -68,6 +68,24 @@ class Lamb(_Own):
                 p.sub_(update * (p.norm() / (update.norm() + 1e-12)), alpha=group["lr"])
 
 
+class Lion(_Own):
+    """Lion: the sign of a mean of gradient and momentum, as its authors publish it; it goes element by element."""
+
+    def __init__(self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.99), decay: float = 0.1):
+        super().__init__(params, lr, betas=betas, weight_decay=decay)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            first, second = group["betas"]
+            for p in self.trained(group):
+                momentum = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                update = (momentum * first).add_(p.grad, alpha=1 - first).sign_()
+                p.add_(update, alpha=-group["lr"])
+                momentum.mul_(second).add_(p.grad, alpha=1 - second)
+
+
 class Distance(_Own):
     """An estimate in tensors of the group that all parameters add to, as D-Adaptation keeps it."""
 

@@ -24,6 +24,7 @@ from stowage.stages.ir.parallel import GroupChoice, ParallelMachine, ParameterGr
 from stowage.stages.structure import tensors_of, with_tensors
 from stowage.stages.workload.models import build_model
 from stowage.stages.workload.samples import sample_batch
+from tests.optimizers.kinds import Lion
 from tests.sharding.ranks import say
 from tests.zoo import ZOO, Entry
 
@@ -34,6 +35,7 @@ STATES = {"device, reshard": (False, False), "device, keep": (False, True), "hos
 Choose = Callable[[Sequence[ParameterGroup], ParallelMachine, int, int], list[GroupChoice]]
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
+    "lion": Lion,
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-2, momentum=0.9),
 }
 

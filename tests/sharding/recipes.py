@@ -15,6 +15,7 @@ from torch import nn
 from stowage.stages.workload.models import build_model
 from stowage.stages.workload.randomness import seeded
 from stowage.stages.workload.samples import sample_batch
+from tests.optimizers.kinds import Lion
 from tests.zoo import GPT2, LLAMA, ZOO, Loss
 
 MakeOptimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
@@ -43,6 +44,11 @@ def adamw(parameters: Iterable[Any]) -> torch.optim.Optimizer:
 def momentum(parameters: Iterable[Any]) -> torch.optim.Optimizer:
     """SGD with momentum of what trains."""
     return torch.optim.SGD([p for p in parameters if p.requires_grad], lr=1e-2, momentum=0.9)
+
+
+def lion(parameters: Iterable[Any]) -> torch.optim.Optimizer:
+    """Lion of what trains: a user's own class."""
+    return Lion([p for p in parameters if p.requires_grad])
 
 
 def gpt2() -> Recipe:
@@ -147,4 +153,4 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "odd": odd,
     "wide": wide,
 }
-OPTIMIZERS: dict[str, MakeOptimizer] = {"adamw": adamw, "momentum": momentum}
+OPTIMIZERS: dict[str, MakeOptimizer] = {"adamw": adamw, "momentum": momentum, "lion": lion}

@@ -53,3 +53,13 @@ def test_every_state_and_both_optimizers(name: str, fit_stores: Path) -> None:
         else:
             assert result["losses"], result
             assert not result["wrong"], result
+
+
+def test_every_state_with_lion(fit_stores: Path) -> None:
+    """An optimizer of a user's own, whose signs would make a whole step of a gradient's last bit."""
+    results: list[dict[str, Any]] = run_on_ranks("tests.sharding.beside_ddp", str(fit_stores), "lion:gpt2")
+    assert len(results) == 2 * STATES
+    for result in results:
+        assert result["losses"], result
+        assert not result["wrong"], result
+        assert not result["warned"], result

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from stowage.flows.api import planner
+from stowage.flows.api.training_step import TrainingStep
+from stowage.stages.ir.collectives import GATHER, SCATTER
 from tests.matrix import some
 from tests.sharding.planned_beside_ddp import Compared, compare, train_by_collectives
 from tests.sharding.processes import on_ranks
@@ -29,10 +33,12 @@ def check_all(found: list[Compared]) -> None:
 @pytest.mark.parametrize(
     ("name", "optimizer"),
     some(
-        [("gpt2", "adamw"), ("t5", "adamw"), ("llama_lora", "momentum"), ("resnet", "momentum"), ("odd", "adamw")],
-        keep=[("gpt2", "adamw"), ("llama_lora", "momentum"), ("resnet", "momentum"), ("odd", "adamw")],
+        [("gpt2", "adamw"), ("t5", "adamw"), ("llama_lora", "momentum"), ("resnet", "momentum"), ("odd", "adamw"),
+         ("gpt2", "lion")],
+        keep=[("gpt2", "adamw"), ("llama_lora", "momentum"), ("resnet", "momentum"), ("odd", "adamw"),
+              ("gpt2", "lion")],
     ),
-)
+)  # fmt: skip
 def test_two_ranks(name: str, optimizer: str, fit_stores: Path) -> None:
     found = on_ranks(2, compare, name, optimizer, TIGHT[name], fit_stores)
     check_all(found)
@@ -87,3 +93,28 @@ def test_offloaded_to_disk(fit_stores: Path, tmp_path: Path) -> None:
     found = on_ranks(2, _with, "wide", "adamw", "32MiB", fit_stores, {"offload": tmp_path})
     check_all(found)
     assert all(one.offloads for one in found)
+
+
+SIZES = (1, 8 << 10, 1 << 20)
+"""Bytes of buckets: each weight by itself, a few of a block together, and all of a block."""
+
+
+def _in_buckets(stores: Path) -> list[tuple[Compared, int]]:
+    found, collectives = [], []
+    for size in SIZES:
+        with mock.patch.object(planner, "bucket_sizes", lambda *_, size=size: [size]):
+            found.append(
+                compare("gpt2", "adamw", "75%", stores, look=lambda step: collectives.append(_collectives(step)))
+            )
+    return list(zip(found, collectives, strict=True))
+
+
+def _collectives(step: TrainingStep) -> int:
+    return sum(call.target in (GATHER, SCATTER) for call in step.planned.trace.calls)
+
+
+def test_buckets_of_every_size_give_the_same_bits(fit_stores: Path) -> None:
+    for found in on_ranks(2, _in_buckets, fit_stores):
+        check_all([one for one, _ in found])
+        alone, few, whole = (collectives for _, collectives in found)
+        assert alone > few > whole

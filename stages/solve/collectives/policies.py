@@ -1,7 +1,8 @@
 """Proposes the fixed policies of sharded training: what is gathered stays until backward, or is gathered again.
 
 ZeRO-2 keeps gathered weights from forward to backward, ZeRO-3 gathers them again (`reshard`). Between them, as Elixir's
-rCache does, the last groups of forward, which backward needs first, are kept and the others gathered again.
+rCache does, the last groups of forward, which backward needs first, are kept and the others gathered again. ZeRO-1
+keeps weights like ZeRO-2, and gradients whole until backward has ended.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ class ShardingPolicies:
     def _variants(self, maker: OrderMaker, order: Order) -> Iterator[tuple[str, list[Execution]]]:
         yield order.method, list(order.executions)
         nodes = maker.program.nodes
+        whole = gradients_whole(order.executions, nodes)
+        if whole != list(order.executions):
+            yield f"{order.method}, gradients whole", whole
         gathered = [e.node for e in _first_runs(order.executions) if is_gather(nodes[e.node])]
         for share in SHARES:
             kept = frozenset(gathered[len(gathered) - int(share * len(gathered)) :])
@@ -62,6 +66,11 @@ def _first_runs(executions: Sequence[Execution]) -> list[Execution]:
             seen.add(execution.node)
             found.append(execution)
     return found
+
+
+def gradients_whole(executions: Sequence[Execution], nodes: Sequence[ComputeNode]) -> list[Execution]:
+    """Return an order in which gradients are scattered, and parameters updated, when all gradients are complete."""
+    return sorted(executions, key=lambda execution: nodes[execution.node].phase == "update")
 
 
 def gathered_again(

@@ -20,7 +20,7 @@ from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.step import Step
 from stowage.stages.simulate.plan import Outcome, replay_plan
 from stowage.stages.solve.collectives.overlap import overlap
-from stowage.stages.solve.collectives.policies import gathered_again
+from stowage.stages.solve.collectives.policies import gathered_again, gradients_whole
 from stowage.stages.solve.program.chain import Execution
 from stowage.stages.solve.program.of_trace import program_of
 from stowage.stages.trace import MicroBatch
@@ -46,7 +46,7 @@ def costed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def policies(costed: Costed, budget: int) -> Iterator[Outcome]:
-    """ZeRO-2 and ZeRO-3, prefetched, and with some collectives left in the order of what computes."""
+    """ZeRO-1, ZeRO-2 and ZeRO-3, prefetched, and with some collectives left in the order of what computes."""
     variant = costed.variants[0]
     program = program_of(variant.trace, variant.nodes)
     draw = random.Random(1)
@@ -58,7 +58,8 @@ def policies(costed: Costed, budget: int) -> Iterator[Outcome]:
         return [replace(n, collective=n.collective and draw.random() < 0.6) for n in nodes]
 
     everything = [Execution(n.node, "keep") for n in variant.nodes]
-    for executions in (everything, gathered_again(everything, variant.nodes)):
+    whole = gradients_whole(everything, variant.nodes)
+    for executions in (whole, everything, gathered_again(everything, variant.nodes)):
         steps = program.steps(executions)
         plain = judge(steps)
         for nodes in (variant.nodes, some(variant.nodes), some(variant.nodes)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +14,16 @@ from stowage.flows.planning.costed import Costed, cost_step
 from stowage.flows.planning.effort import QUICK, target_device
 from stowage.flows.planning.job import Planning, StepToPlan
 from stowage.flows.planning.step import plan_costed
-from stowage.stages.ir.collectives import GATHER
+from stowage.stages.ir.collectives import GATHER, SCATTER
 from stowage.stages.simulate.plan import Outcome, replay_plan
+from stowage.stages.solve import PlanRequest
 from stowage.stages.solve.collectives.overlap import overlap
-from stowage.stages.solve.collectives.policies import gathered_again
-from stowage.stages.solve.program.chain import Execution
+from stowage.stages.solve.collectives.policies import ShardingPolicies, gathered_again, gradients_whole
+from stowage.stages.solve.program.chain import Chain, Execution
 from stowage.stages.solve.program.of_trace import program_of
+from stowage.stages.solve.program.order import Order
+from stowage.stages.solve.proposal import Task
+from stowage.stages.solve.referee import Referee
 from stowage.stages.trace import MicroBatch
 
 
@@ -59,12 +64,13 @@ def costed(stores: Path) -> Costed:
 
 
 def policies(costed: Costed, budget: int) -> list[Outcome]:
-    """ZeRO-2 and ZeRO-3, prefetched as well as the budget allows."""
+    """ZeRO-1, ZeRO-2 and ZeRO-3, prefetched as well as the budget allows."""
     variant = costed.variants[0]
     program = program_of(variant.trace, variant.nodes)
     everything = [Execution(n.node, "keep") for n in variant.nodes]
     found = []
-    for executions in (everything, gathered_again(everything, variant.nodes)):
+    whole = gradients_whole(everything, variant.nodes)
+    for executions in (whole, everything, gathered_again(everything, variant.nodes)):
         steps = program.steps(executions)
         outcome = replay_plan(program.storages, program.nodes, steps, keep=program.kept)
         if outcome.peak_bytes <= budget:
@@ -81,6 +87,33 @@ def test_a_plan_is_never_slower_than_a_policy(costed: Costed, stores: Path, perc
     assert any(r.action == "gather" for r in plan.rows), "something is gathered beside computing"
     for other in policies(costed, budget - 128):
         assert plan.summary.step_time_s <= other.time_s * (1 + 1e-9)
+
+
+def test_zero_1_is_among_the_policies(costed: Costed, stores: Path) -> None:
+    """It takes the time of ZeRO-2 where nothing overlaps, and has all gradients whole when backward ends."""
+    variant = costed.variants[0]
+    calls, program = variant.trace.calls, program_of(variant.trace, variant.nodes)
+    two = Order("keep_all", [Execution(n.node, "keep") for n in variant.nodes], 0.0, 0)
+    task = Task(
+        program, Chain(variant.blocks, variant.nodes, costed.options_for("auto", stores, QUICK)), PlanRequest(1 << 40)
+    )
+    judged = {p.method: p for p in Referee(program, 1 << 40).listen(ShardingPolicies([two]).propose(task))}
+    assert {"keep_all", "keep_all, gradients whole", "keep_all, reshard"} <= set(judged)
+    one = gradients_whole(two.executions, variant.nodes)
+    scatters = [i for i, e in enumerate(one) if any(calls[c].target == SCATTER for c in variant.nodes[e.node].calls)]
+    backward = [i for i, e in enumerate(one) if variant.nodes[e.node].phase == "backward"]
+    assert len(scatters) > 1
+    assert min(scatters) > max(backward)
+    found = [
+        replay_plan(program.storages, program.nodes, program.steps(order), keep=program.kept)
+        for order in (one, two.executions)
+    ]
+    assert found[0].time_s == pytest.approx(found[1].time_s)
+    gradients = sum(math.prod(p.shape) * 4 for p in Layers().parameters())
+    assert found[0].peak_bytes >= found[1].peak_bytes
+    last = variant.nodes[one[max(backward)].node].node
+    at_the_end = [next(r.peak_bytes for r in outcome.rows if r.node == last) for outcome in found]
+    assert gradients / 2 < at_the_end[0] - at_the_end[1] <= gradients
 
 
 def test_a_small_budget_gathers_weights_again(costed: Costed, stores: Path) -> None:
