@@ -21,7 +21,7 @@ from stowage.flows.benchmarks.elixir.rows import (
     elixir_rows,
     speedup,
 )
-from stowage.flows.benchmarks.elixir.scaling import scaling_rows, tflops_words
+from stowage.flows.benchmarks.elixir.scaling import tflops_words
 from stowage.stages.formulations.sharding.race import RaceResult
 from stowage.stages.ir.files import write_atomically
 
@@ -57,7 +57,6 @@ def run_elixir(out: Path, say: Callable[[str], None]) -> str:
         "elixir_2": [_short(row) for row in rows if row.published.batch == 8],
         "elixir_3": [_short(row) for row in rows if row.published.ranks == 4 and row.published.batch != 8],
         "elixir_choices": [_choices(row) for row in rows if row.published.batch == 8],
-        "elixir_ranks": scaling_rows(cells),
         "elixir_plan_time": [asdict(found) for found in times],
         "elixir_constants": [{"machine": m.name, **asdict(m.constants)} for m in MACHINES.values()],
     }

@@ -15,7 +15,7 @@ from stowage.flows.benchmarks.elixir.plan_cells import CELLS, PlanCell, PlanCell
 from stowage.flows.benchmarks.elixir.published import PublishedRow, published_rows
 from stowage.flows.benchmarks.elixir.rows import configuration_of
 from stowage.flows.benchmarks.elixir.run import POLICIES
-from stowage.flows.benchmarks.elixir.scaling import scaling_configurations, with_scaled_plans
+from stowage.flows.benchmarks.elixir.scaling import scaling_configurations, scaling_rows
 from stowage.flows.benchmarks.elixir.step_time import step_times
 from stowage.flows.benchmarks.pages.measurement import read_measurement
 from stowage.stages.ir.files import write_atomically
@@ -23,8 +23,6 @@ from stowage.stages.ir.files import write_atomically
 Rows = Sequence[Mapping[str, Any]]
 
 TABLES = {"elixir_7": SXM.name, "elixir_8": PCIE.name}
-
-SCALING = "elixir_ranks"
 
 EARLIER = " ‡"
 """Marks a model in a row that was published before."""
@@ -65,12 +63,12 @@ def run_elixir_plans(
     tables: dict[str, Rows] = {
         "elixir_plan_b": shown if pages is None else with_earlier(shown, _published(pages, "elixir_plan_b")),
         "elixir_step_time": [asdict(found) for found in timed],
+        "elixir_ranks": scaling_rows(known),
     }
     if pages is not None:
         for section, machine in TABLES.items():
             mine = [cell for cell in cells if cell.machine == machine]
             tables[section] = with_plans(_published(pages, section), mine)
-        tables[SCALING] = with_scaled_plans(_published(pages, SCALING), known)
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / "elixir_plans.json", (json.dumps(tables, indent=1) + "\n").encode())
     plan_time_figure(timed).savefig(out / "elixir_step_time.png", dpi=120)

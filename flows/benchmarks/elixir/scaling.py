@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stowage.flows.benchmarks.elixir.engines import ENGINES, Configuration
@@ -53,13 +52,3 @@ def rank_words(tflops: float | None, device_bytes: int | None) -> str:
 def tflops_words(tflops: float | None) -> str:
     """Return TFLOPS for people, "OOM" where there are none."""
     return "OOM" if tflops is None else f"{tflops:.0f}"
-
-
-def with_scaled_plans(rows: Sequence[Mapping[str, Any]], cells: PlanCells) -> list[dict[str, Any]]:
-    """Return published rows with the sharded plans that are there by now; others stay as they are."""
-    known = {(c.machine.name, c.ranks): cells.kept(c) for c in scaling_configurations()}
-    found = []
-    for row in rows:
-        cell = known.get((row["machine"], row["ranks"]))
-        found.append({**row, "plan_b": row.get("plan_b", "") if cell is None else plan_words(cell)})
-    return found
