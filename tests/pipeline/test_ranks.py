@@ -37,8 +37,9 @@ def test_two_ranks_have_the_numbers_of_distributed_data_parallel_within_the_budg
     steps = read_rows(two_ranks / "artifacts" / "train" / "steps.parquet", StepRecord)
     assert len(steps) == 3
     assert [step.loss for step in steps] == [step.eager_loss for step in steps]
-    # The least: threads of gloo release what they have sent a little late.
-    assert 0 < min(step.peak_bytes for step in steps[1:]) <= summary.device_budget_bytes
+    peaks = [step.peak_bytes for step in steps]
+    assert 0 < max(peaks) <= summary.device_budget_bytes
+    assert max(peaks) <= summary.device_peak_bytes + max(0.02 * summary.device_peak_bytes, 1 << 20)
     text = (two_ranks / "artifacts" / "codegen" / "step.py").read_text()
     assert "run.gather(" in text
     assert "run.scatter(" in text

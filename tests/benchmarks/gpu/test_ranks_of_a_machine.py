@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,10 @@ from stowage.stages.ir.errors import ParameterError
 CALL = ["ranks", "--device", "cpu", "--quick", "--steps", "2", "--out"]
 
 
+def is_run(path: Path) -> bool:
+    return path.stem in ("ddp", "fsdp2", "planned-ddp", "planned-fsdp2") and "about" in path.read_text()
+
+
 @pytest.mark.long
 def test_plans_train_as_ddp_on_two_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert gpu.main([*CALL, str(tmp_path)]) == 0
@@ -23,6 +28,9 @@ def test_plans_train_as_ddp_on_two_ranks(tmp_path: Path, capsys: pytest.CaptureF
     rows = {line.split("|")[1].strip(): line for line in page.splitlines() if line.startswith("| ")}
     for planned in ("one plan, at the peak of FSDP2", "one plan, at 60% of DDP's peak"):
         assert "equal, bit for bit" in rows[planned]
+    peaks = {path.stem: json.loads(path.read_text())["peak_bytes"] for path in tmp_path.rglob("*.json") if is_run(path)}
+    assert peaks["planned-ddp"] <= 0.6 * peaks["ddp"], "the largest peak of a plan is within its budget"
+    assert peaks["planned-fsdp2"] <= peaks["fsdp2"]
     capsys.readouterr()
     assert gpu.main([*CALL, str(tmp_path)]) == 0
     assert "planned-ddp: held, as found before" in capsys.readouterr().out
