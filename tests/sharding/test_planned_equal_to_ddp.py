@@ -77,14 +77,22 @@ def test_the_global_norm_over_ranks_is_that_of_ddp_within_a_bound(fit_stores: Pa
         assert max(one.largest.values(), default=0.0) <= PARAMETER_BOUND
 
 
-def _four(stores: Path) -> list[Compared]:
-    same = compare("odd", "adamw", "110%", stores, reference=train_by_collectives, wrap=lambda model: model)
-    return [same, compare("odd", "adamw", "110%", stores)]
+def _four(name: str, optimizer: str, budget: str, stores: Path) -> list[Compared]:
+    same = compare(name, optimizer, budget, stores, reference=train_by_collectives, wrap=lambda model: model)
+    return [same, compare(name, optimizer, budget, stores)]
 
 
-def test_four_ranks(fit_stores: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "optimizer", "budget"),
+    some(
+        [("odd", "adamw", "110%"), ("gpt2", "adamw", "60%"), ("t5", "adamw", "60%"), ("llama_lora", "momentum", "60%"),
+         ("resnet", "momentum", "82%")],
+        keep=[("odd", "adamw", "110%")],
+    ),
+)  # fmt: skip
+def test_four_ranks(name: str, optimizer: str, budget: str, fit_stores: Path) -> None:
     """Equal to the same collectives on whole gradients; DistributedDataParallel adds four summands in another order."""
-    for same, near in on_ranks(4, _four, fit_stores):
+    for same, near in on_ranks(4, _four, name, optimizer, budget, fit_stores):
         check_all([same])
         assert max(near.largest.values(), default=0.0) <= PARAMETER_BOUND
 
