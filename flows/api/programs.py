@@ -232,14 +232,15 @@ class Programs:
         known = self.known.find(
             lambda known: known.micro_batch == micro_batch and known.key is key and known.optimizer == optimizer
         )
-        self._planner.agree(
-            {
-                "batch": form_of(key[0]),
-                "tensor in the batch": tensors_text(key[0]),
-                "place in the update": place_text(micro_batch),
-                "plan": f"plan {self._made[id(key), micro_batch]}" if known is not None else "none yet",
-            }
-        )
+        if self._planner.ranks is not None:  # one process describes nothing
+            self._planner.agree(
+                {
+                    "batch": form_of(key[0]),
+                    "tensor in the batch": tensors_text(key[0]),
+                    "place in the update": place_text(micro_batch),
+                    "plan": f"plan {self._made[id(key), micro_batch]}" if known is not None else "none yet",
+                }
+            )
         if known is None:
             known = with_true_kernels(
                 lambda: self._make(key, batch, micro_batch, ahead=ahead), lambda: self.live.again(key)

@@ -343,6 +343,24 @@ def test_where_integers_take_too_long_the_rounded_relaxation_is_the_answer(monke
         assert exact.solution.objective_s <= late.solution.objective_s * 1.01
 
 
+@pytest.mark.parametrize("near", [0.05, 0.0])
+@settings(max_examples=examples(8), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(problems(max_blocks=3))
+def test_with_a_limit_that_is_short_for_integers_answers_are_near_the_optimum(
+    near: float, problem: OffloadProblem
+) -> None:
+    """The relaxation comes first; where what was rounded is farther from it than `NEAR_RELAXATION`, integers follow."""
+    best = time_of(problem)
+    module = "stowage.stages.formulations.offload.o_ilp.solve"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"{module}.INTEGERS_S", math.inf)
+        patch.setattr(f"{module}.NEAR_RELAXATION", near)
+        found = time_of(problem)
+    assert math.isinf(best) == math.isinf(found)
+    if math.isfinite(best):
+        assert best / SLACK - 1e-6 <= found <= best / (1 - near) * SLACK + 1e-6
+
+
 def test_a_rounded_relaxation_within_the_gap_is_optimal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its bound proves it, whatever programs with integers find in time."""
     problem = llama(rtx3060(8 * GIB), (4096, 11008, 8, 32000, 4096))
