@@ -92,6 +92,16 @@ def check_arguments(names: Mapping[str, str] | None = None, /, **given: Any) -> 
             raise ParameterError(f"{(names or {}).get(name, name)} is {_shown(value)}: give {what}.")
 
 
+def check_objective(loss: object, forward: object) -> None:
+    """Check that the loss is given in one way at most.
+
+    Raises:
+        ParameterError: both `loss` and `forward` are given.
+    """
+    if loss is not None and forward is not None:
+        raise ParameterError("Pass loss, which takes the model's outputs, or forward, which calls the model; not both.")
+
+
 def _shown(value: Any) -> str:
     if not isinstance(value, str | int | float | Path | list | tuple | dict | None):
         return f"a {type(value).__name__}"

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stowage.flows.api.arguments import check_arguments
+from stowage.flows.api.arguments import check_arguments, check_objective
 from stowage.flows.api.binding import ExecutionChoice
 from stowage.flows.api.budget import RunBudget, free_for
 from stowage.flows.api.check.when import check_of
@@ -266,10 +266,7 @@ def fit(
             freeze_of(freeze),
             lossy,
         )
-        if loss is not None and forward is not None:
-            raise ParameterError(
-                "Pass loss, which takes the model's outputs, or forward, which calls the model; not both."
-            )
+        check_objective(loss, forward)
         if isinstance(optimizer, torch.optim.Optimizer) and any(p.is_meta for p in model.parameters()):
             raise ParameterError(
                 "Parameters on the meta device are replaced when their weights are loaded: pass a function that makes "

@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
-from stowage.flows.api.arguments import check_arguments
+from stowage.flows.api.arguments import check_arguments, check_objective
 from stowage.flows.api.reasons import tensors_text
 from stowage.flows.api.several_ranks import facts_of, rounding_of_shards
 from stowage.flows.api.sharding.choose import Situation, choose
@@ -34,7 +34,7 @@ from stowage.stages.runtime.fsdp.trainers import tell_transformers
 from stowage.stages.runtime.fsdp.untouched import untouched
 from stowage.stages.settings.sizes import resolve_budget
 from stowage.stages.workload import batch_signature
-from stowage.stages.workload.calls import Loss
+from stowage.stages.workload.calls import Loss, Objective
 
 Choose = Callable[[Sequence[ParameterGroup], ParallelMachine, int, int], Sequence[GroupChoice]]
 """Chooses a state for each group, given the budgets of a device and of the host in bytes."""
@@ -52,6 +52,7 @@ def shard(
     device_budget: str | int,
     host_budget: str | int | None = None,
     loss: Loss | None = None,
+    forward: Objective | None = None,
     accumulate: int = 1,
     group: dist.ProcessGroup | None = None,
     mesh: DeviceMesh | None = None,
@@ -74,6 +75,7 @@ def shard(
         device_budget: what each rank may use of its device: a size, or bytes.
         host_budget: what all ranks together may use of the host; what is free there if None.
         loss: see `fit`.
+        forward: see `fit`; instead of `loss`.
         accumulate: forwards and backwards before an update, each of a batch like this one, whose gradients are reduced
             and added up. With `set_requires_gradient_sync(False)` whole gradients wait instead, which is not counted.
         group: the ranks; all ranks of the default group if None, or this process alone where there is none.
@@ -98,7 +100,10 @@ def shard(
     ranks = _Ranks.of(model, group, mesh)
 
     def describe() -> dict[str, str]:
-        check_arguments(device_budget=device_budget, host_budget=host_budget, loss=loss, accumulate=accumulate)
+        check_arguments(
+            device_budget=device_budget, host_budget=host_budget, loss=loss, forward=forward, accumulate=accumulate
+        )
+        check_objective(loss, forward)
         asked = {
             "device_budget": device_budget,
             "host_budget": host_budget,
@@ -119,7 +124,9 @@ def shard(
     )
 
     def make() -> str:
-        profile = profile_groups(model, batch, stores=stores, loss=loss, optimizer=optimizer, costs=costs)
+        profile = profile_groups(
+            model, batch, stores=stores, loss=loss, forward=forward, optimizer=optimizer, costs=costs
+        )
         on_cpu = ranks.device.type == "cpu"
         resident_bytes = profile.resident_bytes + UNSEEN_BYTES
         situation = Situation(

@@ -96,6 +96,9 @@ def _sources(task: Task, everything: Order, plans: JudgedPlans) -> Iterator[tupl
     """
     request = task.request
     sharded = any(n.collective for n in task.program.nodes) and request.method == "auto"
+    offloader = _group_offloader(task, sharded=sharded)
+    if offloader is not None and sharded:
+        yield GroupRace(offloader), task  # takes little, and spares much of what the others would do in vain
     if not request.offloads_only:
         yield InMemory(everything, request.method, request.slots), task
         if request.method == "auto":
@@ -107,12 +110,8 @@ def _sources(task: Task, everything: Order, plans: JudgedPlans) -> Iterator[tupl
             task, request.lower_tier, orders_to_offload_from(order_maker_of(task), everything, request.slots), plans
         ):
             yield source, task
-        offloader = Offloader(task.program, task.chain, request.lower_tier)
-        wanted = sharded or (request.method == "auto" and request.lower_tier.cpu_update_bytes_per_s > 0)
-        if wanted and not gradients_wait(offloader):
-            if sharded:
-                yield GroupRace(offloader), task
-            yield GroupPolicies(offloader, plans), task
+    if offloader is not None:
+        yield GroupPolicies(offloader, plans), task
     if not plans.judged:
         yield InMemory(everything, request.method, request.slots, only_bound=True), task
     lacking = all(p.method == EVICTION for p in plans.fitting)
@@ -123,6 +122,17 @@ def _sources(task: Task, everything: Order, plans: JudgedPlans) -> Iterator[tupl
         # may have a sequence whose true peak is lower by a little.
         yield InMemory(everything, request.method, max(1, request.slots // COARSER_SLOTS)), task
         yield InMemory(everything, "rotor", request.slots), _only(task, "rotor")
+
+
+def _group_offloader(task: Task, *, sharded: bool) -> Offloader | None:
+    """Return what lowers choices for groups of parameters, where such may be proposed."""
+    request = task.request
+    if request.lower_tier is None or request.recomputes_only:
+        return None
+    if not sharded and not (request.method == "auto" and request.lower_tier.cpu_update_bytes_per_s > 0):
+        return None
+    offloader = Offloader(task.program, task.chain, request.lower_tier)
+    return None if gradients_wait(offloader) else offloader
 
 
 def _only(task: Task, method: str) -> Task:

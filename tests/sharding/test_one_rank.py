@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -167,3 +167,68 @@ def test_a_plan_is_the_same_after_it_has_been_text(fit_stores: Path) -> None:
     assert again == plan
     assert again.content_hash == plan.content_hash
     assert all(isinstance(c, GroupChoice) for c in again.choices)
+
+
+class Own:
+    """A batch of a class of one's own."""
+
+    def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        self.x, self.y = x, y
+        self.source = "made here"
+
+
+class Pair(NamedTuple):
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+class Regression(nn.Module):
+    """Takes the whole batch, and returns the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(16, 16) for _ in range(3)))
+
+    def forward(self, batch: Own | Pair) -> torch.Tensor:
+        return (self.layers(batch.x) - batch.y).square().mean()
+
+
+@pytest.mark.parametrize("kind", [Own, Pair])
+def test_forward_takes_batches_that_the_model_is_not_called_with(kind: type[Own | Pair], fit_stores: Path) -> None:
+    torch.manual_seed(0)
+    batch = kind(torch.randn(4, 16), torch.randn(4, 16))
+    model, plain = Regression(), Regression()
+    plain.load_state_dict(model.state_dict())
+    optimizers = {m: adamw(m) for m in (model, plain)}
+    plan = shard(
+        model,
+        batch,
+        optimizers[model],
+        forward=lambda module, given: module(given),
+        device_budget="1GiB",
+        choices=state_of("host, reshard"),
+        cache_dir=fit_stores,
+    )
+    assert not plan.whole
+    losses: dict[nn.Module, list[float]] = {model: [], plain: []}
+    for _ in range(3):
+        for m, optimizer in optimizers.items():
+            optimizer.zero_grad()
+            loss = m(batch)
+            loss.backward()
+            optimizer.step()
+            losses[m].append(loss.item())
+    assert losses[model] == losses[plain]
+
+
+def test_loss_and_forward_are_not_given_together(fit_stores: Path) -> None:
+    model = nn.Linear(4, 4)
+    with pytest.raises(ParameterError, match="Pass loss, which takes the model's outputs, or forward"):
+        shard(
+            model,
+            torch.ones(1, 4),
+            loss=lambda outputs, _: outputs.sum(),
+            forward=lambda module, batch: module(batch).sum(),
+            device_budget="1GiB",
+            cache_dir=fit_stores,
+        )

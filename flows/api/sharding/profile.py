@@ -25,7 +25,7 @@ from stowage.stages.runtime.files.weights import stand_ins
 from stowage.stages.structure import tensors_of
 from stowage.stages.trace import record_step, with_updates
 from stowage.stages.workload.called import Called
-from stowage.stages.workload.calls import Loss
+from stowage.stages.workload.calls import Loss, Objective
 from stowage.stages.workload.repeated import (
     Repeated,
     checkpointed_segments,
@@ -62,6 +62,7 @@ def profile_groups(
     *,
     stores: Path,
     loss: Loss | None = None,
+    forward: Objective | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     costs: Literal["measured", "roofline"] = "roofline",
     target: DeviceDescription | None = None,
@@ -74,6 +75,7 @@ def profile_groups(
         batch: see `fit`.
         stores: folder of stored costs.
         loss: see `fit`.
+        forward: see `fit`.
         optimizer: an optimizer of the model's parameters; None for groups without states.
         costs: `measured` runs each distinct call on this device; `roofline` estimates it for `target`.
         target: the device; this machine's if None.
@@ -86,7 +88,7 @@ def profile_groups(
     device = _device_of(model, batch)
     how = _Costing(target or target_device(device, stores), CostStore(stores / "costs"), costs)
     with _present(model, optimizer, device) as layouts:
-        step = _Step(model, batch, loss, optimizer, layouts)
+        step = _Step(model, batch, loss, forward, optimizer, layouts)
         if lists:
             try:
                 return _of_few(step, how, lists)
@@ -121,6 +123,7 @@ class _Step:
     model: nn.Module
     batch: Any
     loss: Loss | None
+    forward: Objective | None
     optimizer: torch.optim.Optimizer | None
     layouts: Mapping[str, torch.Tensor]
 
@@ -133,6 +136,7 @@ class _Step:
                 self.model,
                 self.batch,
                 loss=self.loss,
+                objective=self.forward,
                 layouts={name: layout for name, layout in self.layouts.items() if name in names},
             )
         modules = Modules(

@@ -54,7 +54,10 @@ class GroupRace:
     settings: SolverSettings = EFFORT
 
     def propose(self, task: Task) -> Proposals:
-        """Propose the fixed policies, the choices of others, the greedy choice, and exact ones."""
+        """Propose the fixed policies, the choices of others, the greedy choice, and exact ones.
+
+        ZeRO-1 with states in the host is no choice of four states: gradients are whole until backward has ended.
+        """
         executions, budget_bytes = self.offloader.leanest(), task.budget_bytes
         members = self.members or groups_by_block(self.offloader.program)
         if not members:
@@ -71,6 +74,9 @@ class GroupRace:
             if verdict is not None and abs(verdict.peak_bytes - budget_bytes) < nearest:
                 nearest = abs(verdict.peak_bytes - budget_bytes)
                 uncounted_bytes = _uncounted(table.problem, choices, verdict)
+        on_host = table.choice(table.problem.choices(everything := set(range(len(members))), everything))
+        name = "groups, ZeRO-1 offloaded"
+        yield replace(lowered(self.offloader, executions, on_host, whole=True, method=name), baseline=True)
         if nearest < math.inf:
             yield from self._chosen(table.problem, uncounted_bytes, plan)
 

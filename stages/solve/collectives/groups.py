@@ -14,10 +14,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stowage.stages.ir.graph import ComputeNode
-from stowage.stages.solve.collectives.policies import gathered_again, is_gather
+from stowage.stages.solve.collectives.policies import gathered_again, gradients_whole, is_gather
 from stowage.stages.solve.judged_plans import JudgedPlans
 from stowage.stages.solve.offload.insertion import StepTransfers
 from stowage.stages.solve.offload.offloader import Offloader
@@ -48,7 +48,13 @@ class GroupsChoice:
 
 
 def lowered(
-    offloader: Offloader, executions: Sequence[Execution], choice: GroupsChoice, *, ahead: int = 1, method: str
+    offloader: Offloader,
+    executions: Sequence[Execution],
+    choice: GroupsChoice,
+    *,
+    ahead: int = 1,
+    whole: bool = False,
+    method: str,
 ) -> Proposal:
     """Return the plan that a choice makes of an order of executions.
 
@@ -57,10 +63,13 @@ def lowered(
         executions: an order in which every block runs once, step by step of the cycle.
         choice: the choice; parameters stay on the device that may not be offloaded, or that the CPU cannot update.
         ahead: steps of the cycle by which shards are reloaded before the step that needs them.
+        whole: gradients stay whole until backward has ended, as ZeRO-1 has them.
         method: how the plan is called.
     """
     program = offloader.program
     executions = kept_or_gathered_again(executions, program.nodes, choice.kept)
+    if whole:
+        executions = _in_the_last_step(gradients_whole(executions, program.nodes), program.nodes)
     updates = {
         s: n for n in program.nodes if n.phase == "update" for s in choice.on_host.intersection(n.mutates)
     }  # frozen parameters have none
@@ -93,6 +102,12 @@ def kept_or_gathered_again(
         done.add(execution.node)
         found.append(execution)
     return found
+
+
+def _in_the_last_step(executions: Sequence[Execution], nodes: Sequence[ComputeNode]) -> list[Execution]:
+    """Return the executions, of which those of updates belong to the last step of the cycle."""
+    last = max(e.step for e in executions)
+    return [replace(e, step=last) if nodes[e.node].phase == "update" else e for e in executions]
 
 
 class _Transfers:

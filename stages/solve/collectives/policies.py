@@ -33,8 +33,12 @@ class ShardingPolicies:
     def propose(self, task: Task) -> Proposals:
         """Propose each policy that fits."""
         maker = order_maker_of(task)
+        seen: set[tuple[Execution, ...]] = set()
         for order in self.orders:
             for name, executions in self._variants(maker, order):
+                if tuple(executions) in seen:  # all weights are gathered again already
+                    continue
+                seen.add(tuple(executions))
                 found = maker.counted(Order(name, executions, 0.0, 0, order.options))
                 if found.peak_bytes <= task.budget_bytes:
                     steps = task.program.steps(found.executions)

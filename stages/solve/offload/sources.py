@@ -44,11 +44,13 @@ def offload_sources(
             yield LateUpdatePlans(lean, [*listed, lean.leanest()])
         return
     preprint = method_of(task.request.method).whole_blocks
+    known = any(p.tier is not None for p in plans.fitting)  # by now such are of choices for groups
     if preprint or task.request.o_ilp_searches:
-        yield OffMate(offloader, preprint=preprint)
+        yield OffMate(offloader, preprint=preprint, only_better=known)
     fitting = plans.fitting[before[1] :]
     if not preprint and not any(p.time_s <= p.fractional_s * POOR_ROUNDING for p in fitting):
-        by_rule = not fitting or not lower_tier.cpu_update_bytes_per_s  # Belady's rule updates on the device
+        fits = bool(fitting) or known
+        by_rule = not fits or not lower_tier.cpu_update_bytes_per_s  # Belady's rule updates on the device
         yield RuleSource(offloader, orders if by_rule else ())
 
 

@@ -6,6 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stowage.stages.solve.collectives.group_race import GroupRace
+from stowage.stages.solve.proposal import Task
+from stowage.stages.solve.referee import Referee
 from tests.matrix import examples, some
 from tests.solve.collectives.rank_steps import Rates, Step
 
@@ -56,3 +59,20 @@ def test_the_table_of_groups_has_the_sizes_and_times_of_the_program() -> None:
     assert sum(machine.collective_s(sum(program.nbytes[s] for s in n.creates)) for n in gathers) == pytest.approx(
         sum(n.time_s for n in gathers)
     )
+
+
+def test_zero_1_with_states_in_the_host_scatters_when_all_gradients_are_whole() -> None:
+    step = Step("gpt2", 2, 1e8, Rates(1e9, 1e9))
+    nodes = step.program.nodes
+    task = Task(step.offloader.program, step.chain, step.request(1 << 50))
+    raced = {p.method: p for p in Referee(step.program, 1 << 50).listen(GroupRace(step.offloader).propose(task))}
+    first, second = raced["groups, ZeRO-1 offloaded"], raced["groups, ZeRO-2 offloaded"]
+    ran = [nodes[s.node] for s in first.steps if s.kind == "compute"]
+    scatters = [i for i, n in enumerate(ran) if n.collective and n.phase == "update"]
+    assert scatters
+    assert min(scatters) > max(i for i, n in enumerate(ran) if n.phase == "backward")
+    updated = {s.storage for s in first.steps if s.kind == "update"}
+    assert updated == {s.storage for s in second.steps if s.kind == "update"}
+    assert updated
+    assert first.outcome.offload_bytes == second.outcome.offload_bytes
+    assert first.baseline

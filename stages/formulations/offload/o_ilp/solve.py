@@ -128,7 +128,9 @@ class _Solve:
         shares = [[value_of(v) for v in comp] for comp in relaxed.comp]
         if status != "unknown":
             self._near(shares)
-        if whole is not None and short and self._distance() > NEAR_RELAXATION:
+        if whole is not None and short and status == "unknown":
+            self._try(self._lean(), whole=False)  # with integers it would take longer still
+        elif whole is not None and short and self._distance() > NEAR_RELAXATION:
             status = self._whole(whole)
             if status == "infeasible":
                 return self._result(status)

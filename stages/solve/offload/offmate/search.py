@@ -68,28 +68,31 @@ class OffMate:
     Attributes:
         offloader: the program and its lower tier.
         preprint: give blocks the three options that the OffMate preprint gives them.
+        only_better: others have a plan with transfers that fits, so that O-ILP is not asked again and again for one.
     """
 
     offloader: Offloader
     preprint: bool = False
+    only_better: bool = False
 
     def propose(self, task: Task) -> Proposals:
         """Propose plans of several searches, each only while the plans so far are far from what O-ILP can do."""
         offloader, settings = self.offloader, task.request.o_ilp_limits
-        search = _Search(offloader, task.budget_bytes, settings, self.preprint)
+        search = _Search(offloader, task.budget_bytes, settings, self.preprint, only_better=self.only_better)
         yield from search.run()
         others: list[_Search] = []
         if offloader.lower_tier.cpu_update_bytes_per_s:
             # A plan without updates on the CPU may be better once tensors are whole.
             lower_tier = replace(offloader.lower_tier, cpu_update_bytes_per_s=0.0)
             without = Offloader(offloader.program, offloader.chain, lower_tier)
-            others.append(_Search(without, task.budget_bytes, settings, self.preprint))
+            others.append(_Search(without, task.budget_bytes, settings, self.preprint, only_better=self.only_better))
         if not self.preprint:
             # So may a plan from fewer options: other updates are fractions then.
-            others.append(_Search(offloader, task.budget_bytes, settings, preprint=True))
+            others.append(_Search(offloader, task.budget_bytes, settings, preprint=True, only_better=self.only_better))
         best_s, spent_s = search.best_s, search.spent_s
         for other in others[: max(task.request.o_ilp_searches, 1) - 1]:
-            too_long = best_s < math.inf and spent_s > SOLVES_PER_LIMIT * settings.time_limit_s
+            fits = best_s < math.inf or self.only_better
+            too_long = fits and spent_s > SOLVES_PER_LIMIT * settings.time_limit_s
             if best_s > search.bound_s * CLOSE_TO_O_ILP and not too_long:
                 other.rates_bound_s = search.rates_bound_s  # plans of fewer means are plans of all
                 yield from other.run()
@@ -109,13 +112,20 @@ class _Search:
     """
 
     def __init__(
-        self, offloader: Offloader, device_budget_bytes: int, settings: SolverSettings, preprint: bool
+        self,
+        offloader: Offloader,
+        device_budget_bytes: int,
+        settings: SolverSettings,
+        preprint: bool,
+        *,
+        only_better: bool = False,
     ) -> None:
         self._offloader = offloader
         self._problem = ChainProblem(offloader, choices_of(offloader, preprint=preprint))
         self._translator = Translator(self._problem)
         self._budget_bytes = device_budget_bytes
         self._settings = settings
+        self._only_better = only_better
         self.best_s = math.inf
         self.bound_s = 0.0
         self.fractional_s = 0.0
@@ -149,7 +159,8 @@ class _Search:
             closest = min if math.isinf(self.best_s) else max
             excess = closest((p.peak_bytes for p in found), default=0) - budget_bytes
             good = self.best_s <= answer.solution.objective_s * CLOSE_TO_O_ILP
-            late = self.best_s < math.inf and self.spent_s > SOLVES_PER_LIMIT * self._settings.time_limit_s
+            fits = self.best_s < math.inf or self._only_better
+            late = fits and self.spent_s > SOLVES_PER_LIMIT * self._settings.time_limit_s
             if not feasible or excess <= 0 or good or late or asked_bytes < budget_bytes // 2:
                 return
             asked_bytes -= excess
