@@ -20,6 +20,9 @@ from stowage.stages.solve.proposal import Proposals, Source, Task
 POOR_ROUNDING = 1.05
 """Factor from which plans of whole tensors count as much slower than O-ILP's fractions, so that others compete."""
 
+MANY_NODES = 4000
+"""Where a step has more nodes, and a plan of other sources fits, O-ILP is asked only once: it takes minutes."""
+
 
 def offload_sources(
     task: Task, lower_tier: LowerTier, orders: Iterable[Sequence[Execution]], plans: JudgedPlans
@@ -46,7 +49,7 @@ def offload_sources(
     preprint = method_of(task.request.method).whole_blocks
     known = any(p.tier is not None for p in plans.fitting)  # by now such are of choices for groups
     if preprint or task.request.o_ilp_searches:
-        yield OffMate(offloader, preprint=preprint, only_better=known)
+        yield OffMate(offloader, preprint=preprint, only_better=known and len(task.program.nodes) > MANY_NODES)
     fitting = plans.fitting[before[1] :]
     if not preprint and not any(p.time_s <= p.fractional_s * POOR_ROUNDING for p in fitting):
         fits = bool(fitting) or known
