@@ -21,6 +21,7 @@ def small() -> Case:
     return Case(model, *lossy_plans._batches(model, 32))
 
 
+@pytest.mark.long
 def test_no_plan_is_predicted_to_be_slower_than_the_exact_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(lossy_plans.CASES, "small", small)
     monkeypatch.setattr(saved_module, "SMALLEST", 256)
