@@ -101,7 +101,7 @@ CODED = Section(
     "What forward saves with freezing and codes together",
     "The same bytes, with nine tenths of the units frozen, with what backward reads in codes, and with both: SlimFit "
     "whole. The paper's kinds of codes are allowed, and int8 and int4 with a scale; the gradient may change by 1% (the "
-    "default), as measured on four batches of drawn tokens or pixels. Of the choices within this limit the one is "
+    "default), as measured on four samples of drawn tokens or pixels. Of the choices within this limit the one is "
     "taken under which the worst choice of units saves least. *Paper*: its figure for the same model without and with "
     "SlimFit; with it, one of those that it has for the freezing rates that it chose, 80 to 95%, on real data.",
     f"{SLIMFIT} --parts coded",

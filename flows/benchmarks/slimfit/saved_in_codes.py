@@ -6,7 +6,7 @@ the one is taken under which the worst mask saves least. Everything else is kept
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from stowage.flows.benchmarks.slimfit.models import Frozen, another
 from stowage.flows.benchmarks.slimfit.saved import kept_plan, saved_bytes, saved_of_trace, worst
 from stowage.stages.freezing.policies import active_count
 from stowage.stages.ir.costs import Cost
-from stowage.stages.ir.lossy import MEASURED_BATCHES, Lossy
+from stowage.stages.ir.lossy import MEASURED_BATCHES, GradientError, Lossy
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.variant import PLAIN
 from stowage.stages.rewrite import rewritten
@@ -77,7 +77,7 @@ def saved_in_codes(
         model: one of `MODELS`.
         rate: the freezing rate.
         lossy: the leave; by default `KINDS` within the default limit.
-        batches: batches on which errors are measured.
+        batches: samples on which errors are measured.
         said: receives what is going on.
         smaller: changes the model's configuration.
     """
@@ -85,14 +85,8 @@ def saved_in_codes(
     optimizer = torch.optim.SGD(made.parameters(), lr=1e-3)
     trace = trace_step(made, batch, optimizer=optimizer)
     lossy = lossy or Lossy(KINDS)
-    measured = [StepTensors.of(made, another(batch, seed)) for seed in range(batches)]
+    errors = _errors(model, lossy, batches, said, smaller)
     kinds = allowed(lossy.kinds, freezes=True)
-
-    def progress(done: int, total: int) -> None:
-        if done % 50 == 0:
-            said(f"{model.label}: {done} of {total} backwards to measure errors")
-
-    errors = gradient_errors(trace, kinds, measured, progress=progress)
     for share, techniques in ((0.0, (NEITHER, CODES)), (rate, (FREEZING, BOTH))):
         names = choices(trace, _alike(trace, kinds), errors, lossy, share)
         variant = min(names, key=lambda name: _worst_bytes(trace, name, share), default=PLAIN)
@@ -102,6 +96,24 @@ def saved_in_codes(
                 paper = model.paper_gb[technique == BOTH] if technique in (NEITHER, BOTH) else 0.0
                 known = {key: value for key, value in asdict(row).items() if key != "rate"}
                 yield SavedInCodes(**known, techniques=technique, rate=share, paper_gb=paper, error=error, kept=kept)
+
+
+def _errors(
+    model: Frozen, lossy: Lossy, batches: int, said: Callable[[str], None], smaller: Mapping[str, Any]
+) -> list[GradientError]:
+    """Measure what each kind of codes does to the gradient, sample by sample.
+
+    A sample takes a fraction of the time of a batch; its gradient changes by no less than the mean of several.
+    """
+    made, batch = model.make(1, **smaller)
+    trace = trace_step(made, batch, optimizer=torch.optim.SGD(made.parameters(), lr=1e-3))
+    measured = [StepTensors.of(made, another(batch, seed)) for seed in range(batches)]
+
+    def progress(done: int, total: int) -> None:
+        if done % 50 == 0:
+            said(f"{model.label}: {done} of {total} backwards to measure errors")
+
+    return gradient_errors(trace, allowed(lossy.kinds, freezes=True), measured, progress=progress)
 
 
 def _alike(trace: TraceTables, kinds: Sequence[str]) -> dict[str, Cost]:
