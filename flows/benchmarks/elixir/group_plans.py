@@ -70,8 +70,8 @@ def group_plans(case: Case, on_fsdp2: Mapping[str, Choices]) -> dict[str, GroupP
     task = Task(case.program, case.chain, case.planning.request(case.budget, case.machine.device))
     found: dict[str, GroupPlan | None] = dict.fromkeys((EXACT, GREEDY, *POLICIES))
     for plan in case.referee.listen(race.propose(task)):
-        if case.referee.fits(plan):
-            name = plan.method.removeprefix("groups, ").removesuffix(" on FSDP2")
+        name = plan.method.removeprefix("groups, ").removesuffix(" on FSDP2")
+        if case.referee.fits(plan) and name in found:  # ZeRO-1 is no choice of four states
             seen = GroupPlan(seconds_of(case, plan), plan.peak_bytes)
             for key in dict.fromkeys((EXACT, name)):
                 found[key] = min(seen, found[key] or seen)
