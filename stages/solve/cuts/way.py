@@ -32,6 +32,9 @@ CLOSE = 2e-4
 SINGLE_CUTS = 4
 """Places for a single cut that are tried at first, where the plan needs most memory."""
 
+SINGLE_SHARE = 0.25
+"""Share of the time after which no other place for a single cut is tried."""
+
 ROUNDS = 12
 """Times that cuts are added."""
 
@@ -127,8 +130,12 @@ class CutWay:
         if not places:
             return None
         bounds: dict[int, float] = {}
+        began_s = time.monotonic()
+        until_s = began_s + SINGLE_SHARE * (deadline_s - began_s)
         while places:
             for place in places:
+                if bounds and time.monotonic() > until_s:
+                    return max(bounds, key=lambda n: bounds[n])
                 answer = self._solve([place], deadline_s, integral=False)
                 if answer is None:
                     return max(bounds, key=lambda n: bounds[n]) if bounds else None
