@@ -119,7 +119,7 @@ class CutWay:
             if not order:
                 return
             cuts = sorted({*cuts, *self._choice.more(cuts, order, self._level, self._budget_bytes)})
-            if answer.status != "optimal" or len(cuts) == len(answer.cuts) and gap == GAP:
+            if answer.status != "optimal" or (len(cuts) == len(answer.cuts) and gap == GAP):
                 return
             if len(cuts) == len(answer.cuts):
                 gap = GAP

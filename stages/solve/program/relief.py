@@ -82,9 +82,9 @@ class Relief:
     ) -> list[Execution] | None:
         """Return an order that fits and takes little longer, or None where none is found.
 
-        Where the order needs most, what is in memory there and read only later is dropped and made again right before it
-        is read, or the run moves to where there is more room. Of all repairs the one is taken that lowers what is above
-        the budget, summed over the runs, most for its time, until nothing is above it.
+        Where the order needs most, what is in memory there and read only later is dropped and made again right before
+        it is read, or the run moves to where there is more room. Of all repairs the one is taken that lowers what is
+        above the budget, summed over the runs, most for its time, until nothing is above it.
 
         Args:
             executions: a legal order.
@@ -123,7 +123,9 @@ class Relief:
             order, spent_s = repair.order, spent_s + repair.time_s
         return None
 
-    def _repairs(self, order: list[Execution], levels: Sequence[int], place: int, budget_bytes: int) -> Iterator[_Repair]:
+    def _repairs(
+        self, order: list[Execution], levels: Sequence[int], place: int, budget_bytes: int
+    ) -> Iterator[_Repair]:
         """Yield repairs of a place, those that cost nothing first."""
         uses = _Uses(self.program, order)
         yield from self._moved(order, uses, place)
@@ -218,7 +220,7 @@ class Relief:
         return not self.program.nodes[node].once and uses.first.get(last, len(uses.order)) >= before
 
     def _moved(self, order: list[Execution], uses: _Uses, place: int) -> Iterator[_Repair]:
-        """Yield orders in which the run at a place comes right before what reads its results, or after what it reads."""
+        """Yield orders in which a run comes right before what reads its results, or right after what it reads."""
         node = self.program.nodes[order[place].node]
         if node.random or node.mutates or node.collective or node.once or not self._written.isdisjoint(node.reads):
             return
@@ -270,7 +272,7 @@ class _Uses:
         return made[bisect_right(made, position - 1) - 1]
 
     def across(self, place: int) -> Iterator[tuple[int, int]]:
-        """Yield the values that are in memory during a run that does not touch them, each with the next that reads it."""
+        """Yield what is in memory during a run that does not touch it, each with the next run that reads it."""
         for storage in self._made:
             last, following = self.around(storage, place)
             if last < place < following < len(self.order):
