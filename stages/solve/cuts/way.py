@@ -20,7 +20,7 @@ from stowage.stages.solve.program.program import StepProgram
 from stowage.stages.solve.program.relief import Relief
 from stowage.stages.solver.outcome import SolverSettings
 
-ROUGH_GAP = 1e-3
+ROUGH_GAP = 5e-4
 """Gap of solves while schedules are looked for, of the whole step's time: most of the time goes to what is below it."""
 
 GAP = 1e-4
@@ -81,6 +81,7 @@ class CutWay:
         self.fastest_s = time_s
         self.found: Schedule | None = None
         self._building_s = 0.0
+        self._judging_s = 0.0
         self._deadline_s = math.inf
         self._guided_s = 0.0
         self._choice = Choice(self.step)
@@ -115,7 +116,9 @@ class CutWay:
             yield
             if answer is None or not answer.runs or self.close:
                 return
+            began_s = time.monotonic()
             order = self._judged(answer)
+            self._judging_s = time.monotonic() - began_s
             if not order:
                 return
             cuts = sorted({*cuts, *self._choice.more(cuts, order, self._level, self._budget_bytes)})
@@ -149,7 +152,7 @@ class CutWay:
         self, cuts: Sequence[int], deadline_s: float, gap: float = GAP, *, integral: bool = True
     ) -> CutAnswer | None:
         began_s = time.monotonic()
-        left_s = deadline_s - began_s - self._building_s
+        left_s = deadline_s - began_s - self._building_s - self._judging_s
         if left_s <= 0:
             return None
         answer = self._answer(cuts, SolverSettings(left_s, gap), integral=integral)

@@ -1,4 +1,4 @@
-"""Repairs an order that needs a little more than the budget: makes values again, or moves runs, where it is exceeded."""
+"""Repairs an order that exceeds the budget a little: makes values again, or moves runs, where it does."""
 
 from __future__ import annotations
 
