@@ -61,7 +61,9 @@ class _Order:
             node = stack[-1]
             missing = [s for s in self._step.reads[node] if s not in self._live and s in self._step.maker]
             if missing:
-                stack += [self._step.maker[s] for s in missing]
+                # What takes most to make comes first: of what it reads little is still there when the rest is made.
+                makers = dict.fromkeys(self._step.maker[s] for s in missing)
+                stack += sorted(makers, key=lambda n: self._step.ancestors[n].bit_count())
                 continue
             stack.pop()
             if not self._live.issuperset(self._step.nodes[node].creates) or not self._step.nodes[node].creates:

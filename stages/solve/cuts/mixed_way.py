@@ -19,6 +19,7 @@ from stowage.stages.solve.cuts.way import CutWay
 from stowage.stages.solve.program.evicting import Evicting
 from stowage.stages.solve.program.of_trace import program_of
 from stowage.stages.solve.program.program import StepProgram
+from stowage.stages.solve.program.relief import Relief
 from stowage.stages.solver.outcome import SolverSettings
 
 
@@ -33,6 +34,11 @@ class Made:
         self.value_of = {s: union.values[key] for s, key in enumerate(self.named.values) if key in union.values}
         self.storage_of = {value: s for s, value in self.value_of.items()}
         self.node_of: Mapping[int, int] = {number: node for node, number in enumerate(self.numbers)}
+
+    @cached_property
+    def relief(self) -> Relief:
+        """Return what repairs orders of it."""
+        return Relief(self.program)
 
     @cached_property
     def evicting(self) -> Evicting:
@@ -119,7 +125,7 @@ class MixedWay(CutWay):
         if made is None:
             return []
         of_made = self._of_mixture(made, answer)
-        order, faster = self._polished(made.named.graph, made.way, made.program, of_made)
+        order, faster = self._polished(made.named.graph, made.way, made.relief, of_made)
         if faster is None:
             faster = self._guided(made.way, made.evicting, of_made)
         if faster is not None:

@@ -17,16 +17,23 @@ from stowage.stages.solve.cuts.found import Schedule
 from stowage.stages.solve.program.chain import Execution
 from stowage.stages.solve.program.evicting import Evicting
 from stowage.stages.solve.program.program import StepProgram
+from stowage.stages.solve.program.relief import Relief
 from stowage.stages.solver.outcome import SolverSettings
 
+ROUGH_GAP = 5e-4
+"""Gap of solves while schedules are looked for, of the whole step's time: most of the time goes to what is below it."""
+
 GAP = 1e-4
-"""Gap of one solve, of the whole step's time."""
+"""Gap of the solve that is about the bound alone."""
 
 CLOSE = 2e-4
 """Relative distance to the bound from which on nothing better is looked for."""
 
 SINGLE_CUTS = 4
 """Places for a single cut that are tried at first, where the plan needs most memory."""
+
+SINGLE_SHARE = 0.25
+"""Share of the time after which no other place for a single cut is tried."""
 
 ROUNDS = 12
 """Times that cuts are added."""
@@ -74,6 +81,7 @@ class CutWay:
         self.fastest_s = time_s
         self.found: Schedule | None = None
         self._building_s = 0.0
+        self._judging_s = 0.0
         self._deadline_s = math.inf
         self._guided_s = 0.0
         self._choice = Choice(self.step)
@@ -102,18 +110,22 @@ class CutWay:
         single = yield from self._single(deadline_s)
         if single is None:
             return
-        cuts = [single]
+        cuts, gap = [single], ROUGH_GAP
         for _ in range(ROUNDS):
-            answer = self._solve(cuts, deadline_s)
+            answer = self._solve(cuts, deadline_s, gap)
             yield
             if answer is None or not answer.runs or self.close:
                 return
+            began_s = time.monotonic()
             order = self._judged(answer)
+            self._judging_s = time.monotonic() - began_s
             if not order:
                 return
             cuts = sorted({*cuts, *self._choice.more(cuts, order, self._level, self._budget_bytes)})
-            if len(cuts) == len(answer.cuts) or answer.status != "optimal":
+            if answer.status != "optimal" or (len(cuts) == len(answer.cuts) and gap == GAP):
                 return
+            if len(cuts) == len(answer.cuts):
+                gap = GAP
 
     def _single(self, deadline_s: float) -> Generator[None, None, int | None]:
         """Return the node whose cut alone bounds most, by linear relaxations."""
@@ -121,8 +133,12 @@ class CutWay:
         if not places:
             return None
         bounds: dict[int, float] = {}
+        began_s = time.monotonic()
+        until_s = began_s + SINGLE_SHARE * (deadline_s - began_s)
         while places:
             for place in places:
+                if bounds and time.monotonic() > until_s:
+                    return max(bounds, key=lambda n: bounds[n])
                 answer = self._solve([place], deadline_s, integral=False)
                 if answer is None:
                     return max(bounds, key=lambda n: bounds[n]) if bounds else None
@@ -132,12 +148,14 @@ class CutWay:
             places = [n for n in self._choice.beside(best) if n not in bounds]
         return best
 
-    def _solve(self, cuts: Sequence[int], deadline_s: float, *, integral: bool = True) -> CutAnswer | None:
+    def _solve(
+        self, cuts: Sequence[int], deadline_s: float, gap: float = GAP, *, integral: bool = True
+    ) -> CutAnswer | None:
         began_s = time.monotonic()
-        left_s = deadline_s - began_s - self._building_s
+        left_s = deadline_s - began_s - self._building_s - self._judging_s
         if left_s <= 0:
             return None
-        answer = self._answer(cuts, SolverSettings(left_s, GAP), integral=integral)
+        answer = self._answer(cuts, SolverSettings(left_s, gap), integral=integral)
         self._building_s = max(0.0, time.monotonic() - began_s - answer.wall_s)
         if answer.bound_s > self.bound_s:
             self.bound_s, self.cuts = answer.bound_s, answer.cuts
@@ -148,7 +166,7 @@ class CutWay:
 
     def _judged(self, answer: CutAnswer) -> list[int]:
         """Return the order that an answer describes, and keep it if it fits and is faster than what is known."""
-        order, faster = self._polished(self.step, self.way, self.program, answer)
+        order, faster = self._polished(self.step, self.way, self._relief, answer)
         if faster is None:
             faster = self._guided(self.way, self._evicting, answer)
         self._known = faster or self._known
@@ -158,21 +176,32 @@ class CutWay:
     def _evicting(self) -> Evicting:
         return Evicting(self.program)
 
+    @cached_property
+    def _relief(self) -> Relief:
+        return Relief(self.program)
+
     def _polished(
-        self, step: StepGraph, way: Way, program: StepProgram, answer: CutAnswer
+        self, step: StepGraph, way: Way, relief: Relief, answer: CutAnswer
     ) -> tuple[list[int], list[int] | None]:
         """Return the order that an answer describes, and one that fits and is faster than what is known, or None.
 
-        `_level` then says what the former takes.
+        Where the former does not fit it is repaired. `_level` says what the former takes, if nothing had to be.
         """
+        program = relief.program
         found = [Execution(node, f"interval {interval}") for node, interval in order_of(step, answer)]
         found = program.without_dead(found)
-        self._level = program.levels(found)
-        if max(self._level, default=0) > self._budget_bytes:
-            return [e.node for e in found], None
+        order, self._level = [e.node for e in found], program.levels(found)
+        fits = max(self._level, default=0) <= self._budget_bytes
+        if not fits:
+            most_s = self.fastest_s - Schedule(way, program, found).least_s
+            repaired = relief.relieved(found, self._budget_bytes, most_s, self._deadline_s)
+            if repaired is None:
+                return order, None
+            found = repaired
         found = program.retain_where_possible(found, self._budget_bytes)
-        self._level = program.levels(found)
-        return [e.node for e in found], self._taken(Schedule(way, program, found))
+        if fits:
+            order, self._level = [e.node for e in found], program.levels(found)
+        return order, self._taken(Schedule(way, program, found))
 
     def _guided(self, way: Way, evicting: Evicting, answer: CutAnswer) -> list[int] | None:
         """Return an order that has in memory at the cuts what an answer has, and evicts between them where it must.
