@@ -11,6 +11,7 @@ from stowage.stages.formulations.cuts.choice import Choice
 from stowage.stages.formulations.cuts.schedule import order_of
 from stowage.stages.formulations.cuts.solve import CutAnswer, solve_cuts
 from stowage.stages.formulations.cuts.step_graph import StepGraph
+from stowage.stages.ir.errors import IllegalPlanError
 from stowage.stages.ir.plan import PlanRow
 from stowage.stages.rewrite import Way
 from stowage.stages.solve.cuts.found import Schedule
@@ -221,10 +222,18 @@ class CutWay:
         return faster
 
     def _taken(self, schedule: Schedule) -> list[int] | None:
-        """Return the order of a schedule that fits if it is faster than what is known, and keep it; else None."""
+        """Return the order of a schedule that fits if it is faster than what is known, and keep it; else None.
+
+        The referee has the last word: the rows do not say that within an interval what is made again must be so before
+        what it reads is updated.
+        """
         if schedule.least_s >= self.fastest_s:
             return None
-        time_s = schedule.judged(self._budget_bytes).time_s if schedule.exchanges else schedule.least_s
+        try:
+            judged = schedule.judged(self._budget_bytes)
+        except IllegalPlanError:
+            return None
+        time_s = judged.time_s if schedule.exchanges else schedule.least_s
         if time_s >= self.fastest_s:
             return None
         self.found, self.fastest_s = schedule, time_s
