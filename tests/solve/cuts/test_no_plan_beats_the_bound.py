@@ -17,6 +17,7 @@ from stowage.stages.ir.errors import Infeasible, ParameterError
 from stowage.stages.ir.methods import METHODS
 from stowage.stages.ir.plan import PlanRow
 from stowage.stages.ir.trace import TraceTables
+from stowage.stages.solve.cuts import way as way_module
 from stowage.stages.solve.cuts.proven import seconds_of
 from stowage.stages.solve.cuts.way import CutWay
 from stowage.stages.solve.program.of_trace import program_of
@@ -122,3 +123,28 @@ def test_cuts_take_a_tenth_of_the_time_of_planning() -> None:
     took = {s: seconds_of(replace(request, planning_since_s=100.0 - s), 100.0) for s in (0.0, 0.5, 10.0, 50.0, 99.0)}
     assert took == {0.0: LEAST_SECONDS, 0.5: LEAST_SECONDS, 10.0: pytest.approx(1.0), 50.0: 5.0, 99.0: 5.0}
     assert seconds_of(replace(request, cut_seconds=0.1, planning_since_s=0.0), 1.0) == 0.1
+
+
+def test_a_schedule_that_the_referee_refuses_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer's order may run a node again after its weights were updated; then the plan that is known stays."""
+    prepared = prepared_zoo("gpt2", "AdamW")
+    program = program_of(prepared.trace, prepared.nodes)
+    updated = {s for n in prepared.nodes if n.phase == "update" for s in n.mutates}
+    again = next(n for n in prepared.nodes if n.phase == "forward" and not n.once and updated.intersection(n.reads))
+    asked = []
+
+    def late(step: StepGraph, answer: object) -> list[tuple[int, int]]:
+        asked.append(answer)
+        return [*((n.node, 0) for n in prepared.nodes), (again.node, 0)]
+
+    monkeypatch.setattr(way_module, "order_of", late)
+    monkeypatch.setattr(type(program), "without_dead", lambda self, executions: list(executions))
+    monkeypatch.setattr(type(program), "retain_where_possible", lambda self, executions, budget: executions)
+    plan = Variant("plain", prepared.trace, prepared.nodes, prepared.blocks)
+    whole = prepared.solve().summary
+    way = CutWay(plan, program, [], whole.smallest_feasible_bytes)
+    way._budget_bytes = 1 << 50  # all orders fit
+    monkeypatch.setattr(way, "_guided", lambda *answer: None)
+    list(way.improve(time.monotonic() + 10))
+    assert asked
+    assert way.found is None
