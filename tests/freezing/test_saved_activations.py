@@ -6,7 +6,7 @@ import pytest
 
 from stowage.flows.benchmarks.slimfit.models import MODELS
 from stowage.flows.benchmarks.slimfit.saved import saved_activations
-from stowage.flows.benchmarks.slimfit.static import static_activations
+from stowage.flows.benchmarks.slimfit.static import SEMI_STATIC, static_activations
 from tests.matrix import some
 
 SMALL = {
@@ -38,7 +38,8 @@ def test_predicted_is_measured(name: str) -> None:
 def test_what_is_saved_by_reader_is_all_and_inputs_of_weights_alone_are_spared() -> None:
     rates = (0.0, 0.5, 0.9)
     saved = [r for r in saved_activations(MODELS["bert"], rates, **SMALLER["bert"]) if r.mask == "worst"]
-    static = list(static_activations(MODELS["bert"], rates, **SMALLER["bert"]))
+    found = list(static_activations(MODELS["bert"], rates, **SMALLER["bert"]))
+    static = [s for s in found if s.reader != SEMI_STATIC]
     for row in saved:
         loss_bytes = 4  # it stays, and nothing reads it
         assert sum(s.nbytes for s in static if s.rate == row.rate) + loss_bytes == row.predicted_bytes
@@ -47,3 +48,7 @@ def test_what_is_saved_by_reader_is_all_and_inputs_of_weights_alone_are_spared()
     for reader in ("normalisations", "activation functions", "attention"):
         assert by_reader[reader][0] > 0
         assert len(set(by_reader[reader])) == 1, f"{reader} has static activations"
+    semi = [s.nbytes for s in found if s.reader == SEMI_STATIC]
+    everything = by_reader["normalisations"][0]
+    assert semi[0] > everything, "those that train keep everything, and codes beside it"
+    assert semi[2] < 0.5 * everything, "frozen ones keep a tenth of the values, in a fifth of the bytes"

@@ -128,8 +128,9 @@ STATIC = Section(
     "paper's word (section 5): the inputs and outputs of activation functions, attention, dropout and "
     "normalisations are read on the way to a unit before them, whatever of these is frozen. Of matrix products with "
     "weights the inputs alone are saved, and go with their units. A layer normalisation that is frozen computes no "
-    "gradients of weight and bias, and still reads its input; it is semi-static with codes alone, which keep a "
-    "quarter of it (int8) or, while it is frozen, a fifth (top10).",
+    "gradients of weight and bias, and still reads its input; it is semi-static, in the paper's word, with codes "
+    "alone: the last row of a model is its normalisations once more, of which those that do not train keep a tenth of "
+    "the values with their places, and those that train keep everything beside these codes.",
     SLIMFIT,
     (
         text("model", "model"),

@@ -18,14 +18,23 @@ from stowage.flows.benchmarks.slimfit.models import Frozen
 from stowage.flows.benchmarks.slimfit.saved import kept_plan, saved_bytes, worst
 from stowage.stages.freezing.policies import active_count
 from stowage.stages.freezing.projection import Guarded
+from stowage.stages.rewrite.lossy import Classes
 from stowage.stages.trace import trace_step
 
 RATES = (0.0, 0.5, 0.9, 0.95)
 
 OTHERS = "other operators"
 
+NORMALISATIONS = "normalisations"
+
+SEMI_STATIC = "normalisations, in top10 codes while frozen"
+"""What `NORMALISATIONS` take if those that do not train keep a tenth of what they save: semi-static, in the paper's
+word (section 5). Those that train keep everything beside the codes, which are made before it is known."""
+
+_WHILE_FROZEN = "top10_frozen"
+
 READERS: Mapping[str, tuple[str, ...]] = {
-    "normalisations": ("native_layer_norm_backward", "native_group_norm_backward", "native_batch_norm_backward"),
+    NORMALISATIONS: ("native_layer_norm_backward", "native_group_norm_backward", "native_batch_norm_backward"),
     "activation functions": ("gelu_backward", "silu_backward", "tanh_backward", "threshold_backward"),
     "attention": ("_softmax_backward_data", "_safe_softmax", "_scaled_dot_product", "bmm", "baddbmm"),
     "dropout": ("native_dropout_backward",),
@@ -42,7 +51,7 @@ class Static:
 
     Attributes:
         model: the model's label.
-        reader: what it is for.
+        reader: what it is for: one of `READERS`, `OTHERS` or `SEMI_STATIC`, which is the first of them once more.
         rate: the freezing rate.
         nbytes: in memory between forward and backward under the choice of units that saves most.
     """
@@ -56,7 +65,8 @@ class Static:
 def static_activations(model: Frozen, rates: Sequence[float] = RATES, **smaller: Any) -> Iterator[Static]:
     """Yield what forward saves for each kind of operators at each rate; `smaller` changes the model's configuration."""
     made, batch = model.make(model.batch, **smaller)
-    plan, border, _ = kept_plan(trace_step(made, batch, optimizer=torch.optim.SGD(made.parameters(), lr=1e-3)))
+    trace = trace_step(made, batch, optimizer=torch.optim.SGD(made.parameters(), lr=1e-3))
+    plan, border, _ = kept_plan(trace)
     saved, count = saved_bytes(plan, border), len(plan.units)
     for rate in rates:
         mask = worst(saved, count, active_count(count, rate))
@@ -64,6 +74,14 @@ def static_activations(model: Frozen, rates: Sequence[float] = RATES, **smaller:
         for reader in (*READERS, OTHERS):
             if any(found.values()):
                 yield Static(model.label, reader, rate, found[reader])
+    for coded in Classes(trace).everywhere([_WHILE_FROZEN]):
+        semi, semi_border, _ = kept_plan(coded)
+        semi_saved = saved_bytes(semi, semi_border)
+        for rate in rates:
+            mask = worst(semi_saved, count, active_count(count, rate))
+            spared = saved.under(mask) - semi_saved.under(mask)
+            own = bytes_by_reader(plan, border, mask)[NORMALISATIONS]
+            yield Static(model.label, SEMI_STATIC, rate, own - spared)
 
 
 def bytes_by_reader(plan: Guarded, border: int, mask: int) -> Counter[str]:

@@ -21,7 +21,8 @@ POOR_ROUNDING = 1.05
 """Factor from which plans of whole tensors count as much slower than O-ILP's fractions, so that others compete."""
 
 MANY_NODES = 4000
-"""Where a step has more nodes, and a plan of other sources fits, O-ILP is asked only once: it takes minutes."""
+"""Where a step has more nodes, and a plan of other sources fits, O-ILP is asked only once, Belady's rule not at all: both
+take minutes."""
 
 
 def offload_sources(
@@ -48,11 +49,12 @@ def offload_sources(
         return
     preprint = method_of(task.request.method).whole_blocks
     known = any(p.tier is not None for p in plans.fitting)  # by now such are of choices for groups
+    only_better = known and len(task.program.nodes) > MANY_NODES
     if preprint or task.request.o_ilp_searches:
-        yield OffMate(offloader, preprint=preprint, only_better=known and len(task.program.nodes) > MANY_NODES)
+        yield OffMate(offloader, preprint=preprint, only_better=only_better)
     fitting = plans.fitting[before[1] :]
     if not preprint and not any(p.time_s <= p.fractional_s * POOR_ROUNDING for p in fitting):
-        fits = bool(fitting) or known
+        fits = bool(fitting) or only_better
         by_rule = not fits or not lower_tier.cpu_update_bytes_per_s  # Belady's rule updates on the device
         yield RuleSource(offloader, orders if by_rule else ())
 
