@@ -21,8 +21,8 @@ POOR_ROUNDING = 1.05
 """Factor from which plans of whole tensors count as much slower than O-ILP's fractions, so that others compete."""
 
 MANY_NODES = 4000
-"""Where a step has more nodes, and a plan of other sources fits, O-ILP is asked only once, and Belady's rule not at all:
-both take minutes."""
+"""Where a step has more nodes, and a plan of other sources fits, O-ILP is asked only once and Belady's rule not at all,
+since both take minutes."""
 
 
 def offload_sources(
