@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from stowage.stages.ir.parallel import GroupChoice, ParameterGroup
 from stowage.stages.runtime.fsdp.gloo import free_in_time
@@ -23,6 +23,7 @@ def apply_choices(
     mesh: DeviceMesh,
     *,
     prefetch: int = 1,
+    mixed_precision: MixedPrecisionPolicy | None = None,
 ) -> None:
     """Shard the model in place over the ranks of `mesh`.
 
@@ -33,6 +34,7 @@ def apply_choices(
         mesh: a mesh of one dimension; its type of device is where the model computes.
         prefetch: groups that are gathered ahead of their use; on a CPU, where a gather blocks, this costs memory and
             gains nothing, and 0 keeps each gather to its use.
+        mixed_precision: the types in which all groups compute and reduce; the stored one if None.
     """
     chosen = {choice.group: choice for choice in choices}
     of_root = {name for group in groups if ROOT in group.modules for name in group.parameters}
@@ -46,6 +48,7 @@ def apply_choices(
             modules if len(modules) > 1 else modules[0],  # type: ignore[call-overload]
             mesh=mesh,
             reshard_after_forward=not choice.keep,
+            mp_policy=mixed_precision or MixedPrecisionPolicy(),
             offload_policy=_policy(choice, mesh),
             ignored_params=None if is_root else ignored & {p for m in modules for p in m.parameters()},
         )
