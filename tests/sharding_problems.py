@@ -55,6 +55,7 @@ def groups(draw: st.DrawFn, most: int = 4) -> tuple[ParameterGroup, ...]:
                 reduce_bytes=draw(st.sampled_from([0, 2, 4])),
                 casts_gradients=draw(st.booleans()),
                 largest_cast=draw(st.sampled_from([0, elements // 3])),
+                update_bytes=draw(st.sampled_from([0, 90_000])),
             )
         )
     return tuple(found)

@@ -95,6 +95,8 @@ class ParameterGroup:
             for `compute_bytes`.
         casts_gradients: what a rank keeps of the reduced gradients is cast to the type of the stored weights.
         largest_cast: scalar parameters of the largest of its parameters that is cast for each gather; 0 where none is.
+        update_bytes: most bytes beside parameters, gradients and states while one of its parameters is updated, of all
+            ranks together; known under a policy of mixed precision, whose activations may be less than that.
 
     A group whose `modules` hold the empty path is the root: what no other group has, tied weights among them. It is
     used at both ends of the model, so that its gathered weights stay from its forward to the end of backward.
@@ -126,6 +128,7 @@ class ParameterGroup:
     reduce_bytes: int = 0
     casts_gradients: bool = False
     largest_cast: int = 0
+    update_bytes: int = 0
 
     @property
     def is_root(self) -> bool:

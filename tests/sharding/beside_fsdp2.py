@@ -54,7 +54,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, loss: 
     return losses, content(model, optimizer)
 
 
-def plain(name: str, policy: MixedPrecisionPolicy, accumulate: int = 1) -> Trained:
+def plain_fsdp2(name: str, policy: MixedPrecisionPolicy, accumulate: int = 1) -> Trained:
     """Train under plain FSDP2."""
     model, batch, loss = MODELS[name]()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -85,7 +85,7 @@ def sharded(name: str, policy: MixedPrecisionPolicy, state: str, stores: Path, a
 
 def compared(name: str, policy: str, stores: Path, accumulate: int = 1) -> dict[str, Any]:
     """Return for each state whether the losses are equal, and the differences of what was trained."""
-    losses, expected = plain(name, POLICIES[policy], accumulate)
+    losses, expected = plain_fsdp2(name, POLICIES[policy], accumulate)
     found = {}
     for state in STATES:
         ours, trained = sharded(name, POLICIES[policy], state, stores, accumulate)

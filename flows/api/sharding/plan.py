@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -16,7 +16,7 @@ from stowage.flows.api.sharding.precision import policy_content, policy_of, poli
 from stowage.stages.ir.amounts import size_text, time_text
 from stowage.stages.ir.parallel import GroupChoice, ParallelMachine, ParameterGroup
 
-_OF_PRECISION = ("reduce_bytes", "casts_gradients", "largest_cast")
+_OF_PRECISION = ("reduce_bytes", "casts_gradients", "largest_cast", "update_bytes")
 """What a policy of mixed precision says of a group."""
 
 
@@ -127,7 +127,7 @@ class ShardPlan:
 
 
 def _tuples(content: dict[str, Any]) -> dict[str, Any]:
-    return {f.name: tuple(v) if isinstance(v := content[f.name], list) else v for f in fields(ParameterGroup)}
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in content.items()}
 
 
 def _table(groups: Sequence[ParameterGroup], choices: Sequence[GroupChoice]) -> list[str]:

@@ -18,6 +18,9 @@ from stowage.stages.optimizers import KnownOptimizer, StateForm
 from stowage.stages.optimizers.states import KeptStates
 from stowage.stages.runtime.files.weights import absent
 
+UPDATE_TEMPORARIES = 2
+"""Tensors like a parameter that AdamW makes while it updates it."""
+
 _TYPES = ("param_dtype", "reduce_dtype", "output_dtype")
 
 
@@ -135,8 +138,11 @@ def _cast(item: Any, dtype: torch.dtype) -> Any:
     return _apply_to_tensors(cast, item)
 
 
-def as_stored(row: ParameterGroup, model: nn.Module, policy: MixedPrecisionPolicy) -> ParameterGroup:
+def as_stored(
+    row: ParameterGroup, model: nn.Module, policy: MixedPrecisionPolicy, optimizer: torch.optim.Optimizer | None
+) -> ParameterGroup:
     """Return the row of a group, which was traced in the types of computing, with what is stored and reduced."""
+    updated = {id(p) for group in optimizer.param_groups for p in group["params"]} if optimizer is not None else set()
     parameters = [model.get_parameter(name) for name in row.parameters]
     if not row.elements:
         return row
@@ -148,6 +154,8 @@ def as_stored(row: ParameterGroup, model: nn.Module, policy: MixedPrecisionPolic
         reduce_bytes=max((dtype.itemsize for dtype in reduced.values()), default=0),
         casts_gradients=any(dtype != p.dtype for p, dtype in reduced.items()),
         largest_cast=max((p.numel() for p in cast), default=0),
+        update_bytes=UPDATE_TEMPORARIES
+        * max((p.numel() * p.element_size() for p in reduced if id(p) in updated), default=0),
     )
 
 

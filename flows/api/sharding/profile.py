@@ -164,6 +164,7 @@ class _Step:
                 loss=self.loss,
                 objective=self.forward,
                 layouts={name: layout for name, layout in layouts.items() if name in names},
+                merges=self.policy is None,  # a mask is cast for each block that reads it
             )
         return recorded, called
 
@@ -180,7 +181,9 @@ class _Step:
 
     def stored(self, rows: Sequence[ParameterGroup]) -> list[ParameterGroup]:
         """Return rows of groups with what is stored, where that is of another type than what is computed with."""
-        return [as_stored(row, self.model, self.policy) if self.policy is not None else row for row in rows]
+        return [
+            as_stored(row, self.model, self.policy, self.optimizer) if self.policy is not None else row for row in rows
+        ]
 
     def resident_bytes(self) -> int:
         return unique_bytes([*self.model.buffers(), *tensors_of(self.batch)])

@@ -17,6 +17,7 @@ has the n-th part:
 - Activations that forward has saved are freed as backward uses them.
 - Where a group is gathered, and where its gradients are reduced, there is more than what has been saved: what has just
   been computed, gradients of what the group has returned, gradients of the root that wait.
+- At the end the optimizer makes temporaries for one parameter after the other, where their size is known.
 - The root is gathered first and reduced last; its activations are at the turn from forward to backward.
 
 A moment is a row of the exact choice: a constant, and bytes for each group and state. What is gathered again is added
@@ -118,6 +119,7 @@ class _Replay:
             + abs(g.leaving_bytes)
             + 4 * g.trainable * g.reduce_bytes
             + g.largest_cast * (g.stored_bytes + g.compute_bytes)
+            + g.update_bytes
             for g in self._groups
         )
         self._note("between_steps")
@@ -198,6 +200,14 @@ class _Replay:
             if i in self._arriving:  # gathered ahead, though idle
                 self._arriving.discard(i)
                 self._add_gathered(i, -self._buffer(self._groups[i]))
+            yield i
+        updated = [i for i, g in enumerate(self._groups) if g.update_bytes]
+        self._constant -= self._reducing
+        for i in updated:
+            temporary = self._part(self._groups[i].update_bytes)
+            self._add_on_device(i, temporary)
+            self._note(f"update_{i}")
+            self._add_on_device(i, -temporary)
             yield i
 
     def _ask_all(self, groups: Sequence[int]) -> None:

@@ -14,7 +14,7 @@ What FSDP2 does, as its code has it, on the memory of one device:
 - The last gradient of a group is freed after the reduction: FSDP2 goes through all of them and keeps hold of that one.
 - A group that reads nothing which needs a gradient, such as an embedding, keeps its weights and gradients until the
   root has been reduced. One that returns nothing which needs a gradient is not gathered in backward.
-- What a rank keeps of the gradients stays until the optimizer has used it.
+- What a rank keeps of the gradients stays until the optimizer has used it, one parameter after the other.
 - Where it gathers and reduces, there is more than what forward has saved: what has just been computed,
   gradients of what a group has returned, gradients of the root, which wait for the end of backward.
 """
@@ -221,6 +221,9 @@ class _Replay:
             self.now -= self._arriving.pop(g.group, 0)  # gathered ahead, though idle
         self.now -= self._reducing
         self._reducing = 0
+        for g in (*self._order, *([self._root] if self._root is not None else [])):
+            if g.update_bytes and not self.on_host(g):
+                self._touch(-(-g.update_bytes // self._rules.ranks), "update of", g)
 
     def _begin(self, g: ParameterGroup, left: Sequence[ParameterGroup]) -> None:
         """Gather what a group's part of backward needs, and the groups ahead of it.
