@@ -87,8 +87,9 @@ def shard(
         prefetch: groups that are gathered ahead of their use; if None, one on GPUs, and none on a CPU.
         broadcast_buffers: give all ranks the first rank's buffers before each forward in training, as DDP does.
         mixed_precision: FSDP2's own policy, for all groups: weights stay and are updated in the type that they are
-            stored in, and are gathered and computed with in `param_dtype`; gradients are reduced in `reduce_dtype`. One
-            rank on which everything fits has it too, through `fully_shard`. None for the stored type.
+            stored in, and are gathered and computed with in `param_dtype`; gradients are reduced in `reduce_dtype`; the
+            model's outputs are of `output_dtype`. One rank on which everything fits has it too, through `fully_shard`.
+            None for the stored type.
         cache_dir: folder of what was measured; see `fit`.
 
     Returns:

@@ -1,10 +1,12 @@
 """Train models under plain FSDP2 with a policy of mixed precision, and sharded with the same one, on the same batches.
 
-Plain FSDP2 is `fully_shard` of each block and of the model. Run on ranks with `on_ranks`, or in one process.
+Plain FSDP2 is `fully_shard` of each block and of the model, whose outputs alone are cast to `output_dtype`. Run on
+ranks with `on_ranks`, or in one process.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +62,7 @@ def plain_fsdp2(name: str, policy: MixedPrecisionPolicy, accumulate: int = 1) ->
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for container in containers(model).values():
         for block in container.children():
-            fully_shard(block, mesh=mesh, mp_policy=policy)
+            fully_shard(block, mesh=mesh, mp_policy=replace(policy, output_dtype=None))
     fully_shard(model, mesh=mesh, mp_policy=policy)
     return train(model, adamw(model), batch, loss, accumulate)
 

@@ -8,16 +8,23 @@ import pytest
 
 from stowage.stages.ir.errors import MIB
 from tests.matrix import some
-from tests.sharding.peaks import CASES, TWICE
+from tests.sharding.peaks import CASES, POLICIES, TWICE
 from tests.sharding.ranks import run_on_ranks
 
 STATES = 5
 
 
-NAMES = [*CASES, *(name + TWICE for name in ("gpt2", "gpt2_frozen", "llama_lora", "layers_of_few_rows"))]
+LOWER, REDUCED = POLICIES
+NAMES = [
+    *CASES,
+    *(name + TWICE for name in ("gpt2", "gpt2_frozen", "llama_lora", "layers_of_few_rows")),
+    *(name + LOWER for name in ("gpt2", "gpt2_wide", "vit", "layers_of_many_rows")),
+    *(name + REDUCED for name in CASES if name != "llama_lora"),
+    "gpt2" + REDUCED + TWICE,
+]
 
 
-@pytest.mark.parametrize("name", some(NAMES, keep=["layers_of_many_rows", "gpt2" + TWICE]))
+@pytest.mark.parametrize("name", some(NAMES, keep=["layers_of_many_rows", "gpt2" + TWICE, "gpt2" + REDUCED]))
 def test_no_rank_takes_more_than_predicted_and_little_less(name: str, fit_stores: Path) -> None:
     results = run_on_ranks("tests.sharding.peaks", str(fit_stores), name)
     assert len(results) == 2 * STATES

@@ -89,7 +89,7 @@ def compute_dtype(parameter: torch.Tensor, policy: MixedPrecisionPolicy) -> torc
 def as_computed(model: nn.Module, policy: MixedPrecisionPolicy, casting: Iterable[str]) -> Iterator[dict[str, Any]]:
     """Let a model compute as under FSDP2 with a policy, while the block runs, on parameters without content.
 
-    Inputs and outputs of the model itself and of the modules in `casting` are cast; buffers stay as they are.
+    Inputs of the model itself and of the modules in `casting`, and the model's outputs, are cast; buffers are not.
 
     Args:
         model: the model.
@@ -121,11 +121,11 @@ def as_computed(model: nn.Module, policy: MixedPrecisionPolicy, casting: Iterabl
         for module, parameters in held:
             stack.callback(module._parameters.update, parameters)
             module._parameters.update({k: made.get(id(p), p) for k, p in parameters.items()})
+        stack.callback(model.register_forward_hook(cast_outputs).remove)
         for path in dict.fromkeys(["", *casting]):
             module = model.get_submodule(path)
             before = module.register_forward_pre_hook(cast_inputs, prepend=True, with_kwargs=True)
             stack.callback(before.remove)
-            stack.callback(module.register_forward_hook(cast_outputs).remove)
         yield layouts
 
 
