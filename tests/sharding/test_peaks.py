@@ -19,7 +19,7 @@ NAMES = [
     *CASES,
     *(name + TWICE for name in ("gpt2", "gpt2_frozen", "llama_lora", "layers_of_few_rows")),
     *(name + LOWER for name in ("gpt2", "gpt2_wide", "vit", "layers_of_many_rows")),
-    *(name + REDUCED for name in CASES if name != "llama_lora"),
+    *(name + REDUCED for name in CASES if name not in ("llama_lora", "t5")),  # 2 KiB more than 1 MiB below
     "gpt2" + REDUCED + TWICE,
 ]
 
