@@ -52,6 +52,10 @@ def groups(draw: st.DrawFn, most: int = 4) -> tuple[ParameterGroup, ...]:
                 last_trainable=draw(st.integers(0, trainable)),
                 after_root=late[i] if is_late else 0,
                 idle_in_backward=is_late and draw(st.booleans()),
+                reduce_bytes=draw(st.sampled_from([0, 2, 4])),
+                casts_gradients=draw(st.booleans()),
+                largest_cast=draw(st.sampled_from([0, elements // 3])),
+                update_bytes=draw(st.sampled_from([0, 90_000])),
             )
         )
     return tuple(found)

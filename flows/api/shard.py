@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from stowage.flows.api.arguments import check_arguments, check_objective
 from stowage.flows.api.reasons import tensors_text
@@ -21,6 +21,7 @@ from stowage.flows.api.several_ranks import facts_of, rounding_of_shards
 from stowage.flows.api.sharding.choose import Situation, choose
 from stowage.flows.api.sharding.machine import host_memory, parallel_machine
 from stowage.flows.api.sharding.plan import ShardPlan
+from stowage.flows.api.sharding.precision import check_policy
 from stowage.flows.api.sharding.profile import profile_groups
 from stowage.flows.planning.effort import stores_folder, target_device
 from stowage.stages.ir.errors import ParameterError, TraceError
@@ -60,6 +61,7 @@ def shard(
     costs: Literal["measured", "roofline"] = "roofline",
     prefetch: int | None = None,
     broadcast_buffers: bool = True,
+    mixed_precision: MixedPrecisionPolicy | None = None,
     cache_dir: str | Path | None = None,
 ) -> ShardPlan:
     """Shard a model and its optimizer in place over several ranks, so that each rank's step fits its device.
@@ -84,6 +86,10 @@ def shard(
         costs: `measured` runs each distinct call of the model first; `roofline` estimates them.
         prefetch: groups that are gathered ahead of their use; if None, one on GPUs, and none on a CPU.
         broadcast_buffers: give all ranks the first rank's buffers before each forward in training, as DDP does.
+        mixed_precision: FSDP2's own policy, for all groups: weights stay and are updated in the type that they are
+            stored in, and are gathered and computed with in `param_dtype`; gradients are reduced in `reduce_dtype`; the
+            model's outputs are of `output_dtype`. One rank on which everything fits has it too, through `fully_shard`.
+            None for the stored type.
         cache_dir: folder of what was measured; see `fit`.
 
     Returns:
@@ -104,12 +110,14 @@ def shard(
             device_budget=device_budget, host_budget=host_budget, loss=loss, forward=forward, accumulate=accumulate
         )
         check_objective(loss, forward)
+        check_policy(mixed_precision)
         asked = {
             "device_budget": device_budget,
             "host_budget": host_budget,
             "prefetch": prefetch,
             "accumulate": accumulate,
             "broadcast_buffers": broadcast_buffers,
+            "mixed_precision": mixed_precision,
         }
         form = {"tensor in the batch": tensors_text(batch_signature(batch))}
         return {**facts_of(model, optimizer), **form, **{name: repr(value) for name, value in asked.items()}}
@@ -125,7 +133,14 @@ def shard(
 
     def make() -> str:
         profile = profile_groups(
-            model, batch, stores=stores, loss=loss, forward=forward, optimizer=optimizer, costs=costs
+            model,
+            batch,
+            stores=stores,
+            loss=loss,
+            forward=forward,
+            optimizer=optimizer,
+            costs=costs,
+            mixed_precision=mixed_precision,
         )
         on_cpu = ranks.device.type == "cpu"
         resident_bytes = profile.resident_bytes + UNSEEN_BYTES
@@ -133,9 +148,9 @@ def shard(
             profile.groups, machine, budget, host, resident_bytes, ahead, on_cpu, micro_batches=accumulate
         )
         if choices is None:
-            return ShardPlan.of(situation, choose(situation)).to_json()
+            return ShardPlan.of(situation, choose(situation), mixed_precision).to_json()
         given = choices(profile.groups, machine, budget - resident_bytes, host)
-        return ShardPlan.of(situation, situation.describe("given", given)).to_json()
+        return ShardPlan.of(situation, situation.describe("given", given), mixed_precision).to_json()
 
     plan = ShardPlan.from_json(make() if ranks.group is None else from_first(make, ranks.group))
     if plan.whole:
@@ -147,7 +162,14 @@ def shard(
         notice = from_first(lambda: _notice(optimizer), ranks.group) if ranks.group.size() > 1 else ""
 
         def work() -> None:
-            apply_choices(model, plan.groups, plan.choices, here, prefetch=plan.prefetch)
+            apply_choices(
+                model,
+                plan.groups,
+                plan.choices,
+                here,
+                prefetch=plan.prefetch,
+                mixed_precision=plan.mixed_precision,
+            )
             if optimizer is not None:
                 give_shards(optimizer, names, model)
 

@@ -91,6 +91,12 @@ class ParameterGroup:
             nothing that it reads needs a gradient, FSDP2 is not told of that end, and does so after the root: its turn
             among such groups, from 1.
         idle_in_backward: nothing that it returns needs a gradient, so that it is not gathered in backward.
+        reduce_bytes: bytes of one element of a gradient as it is reduced, where a policy of mixed precision says so; 0
+            for `compute_bytes`.
+        casts_gradients: what a rank keeps of the reduced gradients is cast to the type of the stored weights.
+        largest_cast: scalar parameters of the largest of its parameters that is cast for each gather; 0 where none is.
+        update_bytes: most bytes beside parameters, gradients and states while one of its parameters is updated, of all
+            ranks together; known under a policy of mixed precision, whose activations may be less than that.
 
     A group whose `modules` hold the empty path is the root: what no other group has, tied weights among them. It is
     used at both ends of the model, so that its gathered weights stay from its forward to the end of backward.
@@ -119,11 +125,20 @@ class ParameterGroup:
     last_trainable: int = 0
     after_root: int = 0
     idle_in_backward: bool = False
+    reduce_bytes: int = 0
+    casts_gradients: bool = False
+    largest_cast: int = 0
+    update_bytes: int = 0
 
     @property
     def is_root(self) -> bool:
         """Return whether it is the model's own group (FSDP2's root)."""
         return "" in self.modules
+
+    @property
+    def reduced_bytes(self) -> int:
+        """Return the bytes of one element of a gradient as it is reduced."""
+        return self.reduce_bytes or self.compute_bytes
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ class Captured:
         left: the tensors of `seen`, then those of `readings`; outputs that follow what the program returns.
         returns: how many outputs the program returns.
         counted: positions in `left` of tensors that replace a source of the trace.
+        merges: equal masks and the like may be computed once.
     """
 
     graph: fx.Graph
@@ -63,6 +64,7 @@ class Captured:
     left: Sequence[torch.Tensor] = ()
     returns: int = 1
     counted: frozenset[int] = frozenset()
+    merges: bool = True
 
 
 def capture(

@@ -54,7 +54,7 @@ def compact(
     something persistent, as eager would do too.
     """
     calls, values, storages = lowering.calls, lowering.values, lowering.storages
-    same = merge_equal_constants_of_step(calls, values, storages)
+    same = merge_equal_constants_of_step(calls, values, storages) if lowering.captured.merges else {}
     values = _move_views(values, same)
     resolve = {v.value: same.get(v.value, v.value) for v in values}
     asked = {values[resolve[v]].storage for v in outputs}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -71,6 +71,7 @@ def record_step(
     layouts: Mapping[str, torch.Tensor] | None = None,
     decisions: tuple[bool, ...] = (),
     touches: Sequence[Any] = (),
+    merges: bool = True,
 ) -> Recorded:
     """Trace forward, loss and backward.
 
@@ -82,6 +83,7 @@ def record_step(
         layouts: see `trace_step`.
         decisions: see `trace_rounds`.
         touches: objects that the step may change besides those that can be reached from the others.
+        merges: compute equal masks once; False for a step that is not run from its tables, but as it is.
     """
 
     def compute(model: nn.Module, batch: Any) -> list[torch.Tensor]:
@@ -93,7 +95,8 @@ def record_step(
     roots = {name: item for name, item in named if item is not None}
 
     def trace(readings: Readings, changed: Sequence[Seen]) -> Captured:
-        return capture(model, batch, compute, layouts, roots=roots, readings=readings, changed=changed)
+        captured = capture(model, batch, compute, layouts, roots=roots, readings=readings, changed=changed)
+        return replace(captured, merges=merges)
 
     captured, tables, left = trace_rounds(trace, decisions)
     return Recorded(

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
 from stowage import shard
@@ -113,6 +114,12 @@ STEPS = 3
 TWICE = " twice"
 """Marks a case of two micro-batches for each update."""
 
+POLICIES = {
+    " in bfloat16": MixedPrecisionPolicy(param_dtype=torch.bfloat16),
+    " reduced in float32": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
+}
+"""Mark a case of mixed precision."""
+
 
 def held(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> list[torch.Tensor]:
     """Return the tensors that are in memory between two steps."""
@@ -146,10 +153,17 @@ def peak_of(
 def main(stores: Path, names: list[str]) -> None:
     dist.init_process_group("gloo")
     for name in names:
+        accumulate = 2 if name.endswith(TWICE) else 1
+        mark = next((mark for mark in POLICIES if name.removesuffix(TWICE).endswith(mark)), "")
         for state in STATES:
-            model, batch, loss, optimizer = CASES[name.removesuffix(TWICE)]()
-            accumulate = 2 if name.endswith(TWICE) else 1
-            how = {"loss": loss, "accumulate": accumulate, "choices": state_of(state), "cache_dir": stores}
+            model, batch, loss, optimizer = CASES[name.removesuffix(TWICE).removesuffix(mark)]()
+            how: dict[str, Any] = {
+                "loss": loss,
+                "accumulate": accumulate,
+                "choices": state_of(state),
+                "cache_dir": stores,
+            }
+            how["mixed_precision"] = POLICIES.get(mark)
             plan = shard(model, batch, optimizer, device_budget="8GiB", **how)
             measured = peak_of(model, optimizer, batch, loss, accumulate)
             say({"case": name, "state": state, "measured": measured, "predicted": plan.predicted_peak_bytes})

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from stowage.flows import fit, shard
 from stowage.flows.api import several_ranks
@@ -151,6 +151,7 @@ def _shards_of_another_batch(stores: Path) -> dict[str, str]:
     one = dist.get_rank() == 1
     batch = torch.randn(6, 4)
     already = _net()
+    precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32 if one else None)
     if one:
         fully_shard(already, mesh=DeviceMesh.from_group(dist.new_group([1], use_local_synchronization=True), "cpu"))
     return {
@@ -158,6 +159,7 @@ def _shards_of_another_batch(stores: Path) -> dict[str, str]:
         "dtype": _said(lambda: _shard(_net(), stores, batch.double() if one else batch)),
         "names": _said(lambda: _shard(_net(), stores, {"input": batch} if one else batch)),
         "buffers": _said(lambda: _shard(_net(), stores, broadcast_buffers=not one)),
+        "precision": _said(lambda: _shard(_net(), stores, mixed_precision=precision)),
         "sharded": _said(lambda: _shard(already, stores, optimizer="none")),
     }
 
@@ -234,6 +236,8 @@ def test_a_batch_that_differs_before_sharding(fit_stores: Path) -> None:
     assert first["dtype"].startswith(f"{of_the_batch}batch float64 (6, 4), not batch float32 (6, 4); give all")
     assert first["names"].startswith(f"{of_the_batch}batch['input'] float32 (6, 4), not batch float32 (6, 4); give")
     assert "Rank 1 has another broadcast_buffers than rank 0: False, not True; give all" in first["buffers"]
+    assert "Rank 1 has another mixed_precision than rank 0: " in first["precision"]
+    assert "reduce_dtype=torch.float32" in first["precision"]
 
 
 def test_only_the_first_rank_chooses_how_to_shard(fit_stores: Path) -> None:

@@ -6,12 +6,18 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
 from stowage.flows.api.sharding.choose import Chosen, Situation
+from stowage.flows.api.sharding.precision import policy_content, policy_of, policy_text
 from stowage.stages.ir.amounts import size_text, time_text
 from stowage.stages.ir.parallel import GroupChoice, ParallelMachine, ParameterGroup
+
+_OF_PRECISION = ("reduce_bytes", "casts_gradients", "largest_cast", "update_bytes")
+"""What a policy of mixed precision says of a group."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,7 @@ class ShardPlan:
         prefetch: groups that are gathered ahead of their use.
         chosen_by: who made the choice: `exact`, Elixir's `greedy` search, a fixed policy, or `given`.
         moment: when the peak is.
+        mixed_precision: the types in which all groups compute and reduce; None for the stored ones.
     """
 
     machine: ParallelMachine
@@ -43,9 +50,10 @@ class ShardPlan:
     prefetch: int
     chosen_by: str
     moment: str
+    mixed_precision: MixedPrecisionPolicy | None = None
 
     @staticmethod
-    def of(situation: Situation, chosen: Chosen) -> ShardPlan:
+    def of(situation: Situation, chosen: Chosen, mixed_precision: MixedPrecisionPolicy | None = None) -> ShardPlan:
         """Return the plan that a choice makes."""
         return ShardPlan(
             machine=situation.machine,
@@ -59,12 +67,13 @@ class ShardPlan:
             prefetch=situation.prefetch,
             chosen_by=chosen.name,
             moment=chosen.moment,
+            mixed_precision=mixed_precision,
         )
 
     @property
     def whole(self) -> bool:
-        """Say whether nothing is sharded or offloaded: one rank, with all parameters on its device."""
-        return self.machine.ranks == 1 and not any(c.on_host for c in self.choices)
+        """Say whether nothing is done: one rank, with all parameters on its device, in the type that is stored."""
+        return self.machine.ranks == 1 and self.mixed_precision is None and not any(c.on_host for c in self.choices)
 
     @property
     def content_hash(self) -> str:
@@ -73,7 +82,13 @@ class ShardPlan:
 
     def to_json(self) -> str:
         """Return the plan as text."""
-        return json.dumps(asdict(self), sort_keys=True)
+        content = asdict(self)
+        if self.mixed_precision is None:  # what it adds is left out, so that plans without it keep their hash
+            del content["mixed_precision"]
+            content["groups"] = [{k: v for k, v in g.items() if k not in _OF_PRECISION} for g in content["groups"]]
+        else:
+            content["mixed_precision"] = policy_content(self.mixed_precision)
+        return json.dumps(content, sort_keys=True)
 
     @staticmethod
     def from_json(text: str) -> ShardPlan:
@@ -82,6 +97,8 @@ class ShardPlan:
         content["machine"] = ParallelMachine(**content["machine"])
         content["groups"] = tuple(ParameterGroup(**_tuples(g)) for g in content["groups"])
         content["choices"] = tuple(GroupChoice(**c) for c in content["choices"])
+        if "mixed_precision" in content:
+            content["mixed_precision"] = policy_of(content["mixed_precision"])
         return ShardPlan(**content)
 
     def __str__(self) -> str:
@@ -93,18 +110,24 @@ class ShardPlan:
         ranks = self.machine.ranks
         elements = sum(g.elements for g in self.groups)
         trainable = sum(g.trainable for g in self.groups)
-        what = "not sharded: one rank, and everything fits on its device" if self.whole else f"over {ranks} ranks"
+        what = (
+            "not sharded: one rank, and everything fits on its device"
+            if self.whole
+            else f"over {ranks} rank{'s' * (ranks > 1)}"
+        )
+        precision = [policy_text(self.mixed_precision)] if self.mixed_precision is not None else []
         return [
             f"{elements:,} parameters ({trainable:,} train) in {len(self.groups)} groups, {what}",
             f"predicted: {time_text(self.predicted_time_s)} a step, peak {size_text(self.predicted_peak_bytes)} of "
             f"{size_text(self.device_budget_bytes)} on each device ({self.moment}), "
             f"{size_text(self.predicted_host_bytes)} of "
             f"{size_text(self.host_budget_bytes)} in the host; chosen by: {self.chosen_by}",
+            *precision,
         ]
 
 
 def _tuples(content: dict[str, Any]) -> dict[str, Any]:
-    return {f.name: tuple(v) if isinstance(v := content[f.name], list) else v for f in fields(ParameterGroup)}
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in content.items()}
 
 
 def _table(groups: Sequence[ParameterGroup], choices: Sequence[GroupChoice]) -> list[str]:

@@ -11,7 +11,9 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
+from stowage.flows.api.sharding.precision import StoredStates, as_computed, as_stored
 from stowage.flows.api.sharding.repeat import repeat_rows
 from stowage.flows.planning.effort import target_device
 from stowage.stages.device import unique_bytes
@@ -19,11 +21,12 @@ from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.errors import TraceError
 from stowage.stages.ir.parallel import ParameterGroup
 from stowage.stages.ir.trace import TraceTables
+from stowage.stages.partition.group_members import ROOT, Groups
 from stowage.stages.partition.parameter_groups import Modules, parameter_groups
 from stowage.stages.profile import CostStore, profile_variants
 from stowage.stages.runtime.files.weights import stand_ins
 from stowage.stages.structure import tensors_of
-from stowage.stages.trace import record_step, with_updates
+from stowage.stages.trace import Recorded, record_step, with_updates
 from stowage.stages.workload.called import Called
 from stowage.stages.workload.calls import Loss, Objective
 from stowage.stages.workload.repeated import (
@@ -35,6 +38,9 @@ from stowage.stages.workload.repeated import (
     repeated_lists,
     with_first_blocks,
 )
+
+ROUNDS = 3
+"""Most traces until the modules whose inputs are cast are those that turn out to be groups."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,7 @@ def profile_groups(
     costs: Literal["measured", "roofline"] = "roofline",
     target: DeviceDescription | None = None,
     few: bool = True,
+    mixed_precision: MixedPrecisionPolicy | None = None,
 ) -> Profile:
     """Trace the model, with the first blocks of its repeated lists alone, and describe its groups.
 
@@ -80,6 +87,7 @@ def profile_groups(
         costs: `measured` runs each distinct call on this device; `roofline` estimates it for `target`.
         target: the device; this machine's if None.
         few: trace a few blocks of a repeated list and write the rows of all from them; False traces all blocks.
+        mixed_precision: the policy under which `fully_shard` casts weights, inputs and gradients; None for none.
 
     Raises:
         TraceError: the step cannot be traced.
@@ -88,7 +96,7 @@ def profile_groups(
     device = _device_of(model, batch)
     how = _Costing(target or target_device(device, stores), CostStore(stores / "costs"), costs)
     with _present(model, optimizer, device) as layouts:
-        step = _Step(model, batch, loss, forward, optimizer, layouts)
+        step = _Step(model, batch, loss, forward, optimizer, layouts, mixed_precision)
         if lists:
             try:
                 return _of_few(step, how, lists)
@@ -96,7 +104,7 @@ def profile_groups(
                 pass  # a model that counts its blocks
         traced = step.trace()
         started = time.perf_counter()
-        rows = how.rows(traced)
+        rows = step.stored(how.rows(traced))
         return Profile(tuple(rows), step.resident_bytes(), {}, traced.elapsed_s, time.perf_counter() - started)
 
 
@@ -105,7 +113,7 @@ def _of_few(step: _Step, how: _Costing, lists: Sequence[Repeated]) -> Profile:
     with with_first_blocks(step.model, kept):
         traced = step.trace()
     started = time.perf_counter()
-    rows = repeat_rows(how.rows(traced), lists, kept)
+    rows = repeat_rows(step.stored(how.rows(traced)), lists, kept)
     return Profile(tuple(rows), step.resident_bytes(), kept, traced.elapsed_s, time.perf_counter() - started)
 
 
@@ -126,9 +134,27 @@ class _Step:
     forward: Objective | None
     optimizer: torch.optim.Optimizer | None
     layouts: Mapping[str, torch.Tensor]
+    policy: MixedPrecisionPolicy | None
 
     def trace(self) -> _Traced:
         started = time.perf_counter()
+        if self.policy is None:
+            recorded, called = self._record(self.layouts)
+            trace = with_updates(recorded, self.model, optimizer=self.optimizer)
+            return _Traced(trace, self._modules(called), time.perf_counter() - started)
+        casting = group_candidates(self.model, dict.fromkeys(path for path, _ in self.model.named_modules()))
+        known = StoredStates(self.optimizer) if self.optimizer is not None else None
+        for _ in range(ROUNDS):
+            with as_computed(self.model, self.policy, casting) as cast:
+                recorded, called = self._record({**self.layouts, **cast})
+            trace, modules = with_updates(recorded, self.model, optimizer=known), self._modules(called)
+            groups = tuple(path for path in Groups(trace, modules).order if path != ROOT)
+            if set(groups) == set(casting) & called.paths.keys():
+                break
+            casting = groups
+        return _Traced(trace, modules, time.perf_counter() - started)
+
+    def _record(self, layouts: Mapping[str, torch.Tensor]) -> tuple[Recorded, Called]:
         called = Called(self.model)
         names = {name for name, _ in self.model.named_parameters()}
         with called.noting():
@@ -137,9 +163,13 @@ class _Step:
                 self.batch,
                 loss=self.loss,
                 objective=self.forward,
-                layouts={name: layout for name, layout in self.layouts.items() if name in names},
+                layouts={name: layout for name, layout in layouts.items() if name in names},
+                merges=self.policy is None,  # a mask is cast for each block that reads it
             )
-        modules = Modules(
+        return recorded, called
+
+    def _modules(self, called: Called) -> Modules:
+        return Modules(
             group_candidates(self.model, called.paths),
             owners_of(self.model),
             checkpointed_segments(self.model),
@@ -148,8 +178,12 @@ class _Step:
             frozenset(called.returning),
             tuple(path for path, _ in self.model.named_modules()),
         )
-        trace = with_updates(recorded, self.model, optimizer=self.optimizer)
-        return _Traced(trace, modules, time.perf_counter() - started)
+
+    def stored(self, rows: Sequence[ParameterGroup]) -> list[ParameterGroup]:
+        """Return rows of groups with what is stored, where that is of another type than what is computed with."""
+        return [
+            as_stored(row, self.model, self.policy, self.optimizer) if self.policy is not None else row for row in rows
+        ]
 
     def resident_bytes(self) -> int:
         return unique_bytes([*self.model.buffers(), *tensors_of(self.batch)])

@@ -4,6 +4,7 @@
 |---|---|---|---|
 | N, N′ | `elements`, `trainable` | elements of the group, and those that have gradients | – |
 | s, c, o | `stored_bytes`, `compute_bytes`, `state_bytes` | stored weights, gathered ones, states | bytes each |
+| r | `reduced_bytes` | gradients as they are reduced; c unless a policy says otherwise | bytes each |
 | n | `machine.ranks` | ranks | – |
 | B_c2g, B_g2c | `reload_bytes_per_s`, `offload_bytes_per_s` | to the devices and back, all ranks together | bytes/s |
 | V_g, V_c | `device_updates_per_s`, `host_updates_per_s` | updates, all ranks together | elements/s |
@@ -32,8 +33,8 @@ from stowage.stages.formulations.sharding.memory import (
     Moment,
     State,
     gathered_bytes,
-    gradient_bytes,
     moments,
+    reduced_bytes,
     states_of,
 )
 from stowage.stages.formulations.sharding.problem import ShardingProblem
@@ -71,7 +72,7 @@ class CostModel:
         """Return what backward takes."""
         group, machine = self.problem.groups[i], self.problem.machine
         again = Durations(0.0, 0.0) if state.keep else self.forward(i, state)
-        reduce_s = machine.collective_s(gradient_bytes(group)) if group.trainable else 0.0
+        reduce_s = machine.collective_s(reduced_bytes(group)) if group.trainable else 0.0
         sent = group.trainable * group.stored_bytes if state.on_host else 0
         return Durations(again.reload_s, again.gather_s, reduce_s, sent / machine.offload_bytes_per_s)
 

@@ -6,14 +6,18 @@ has the n-th part:
 - Before a group is used, a buffer of c N bytes takes what arrives from all ranks; of a group on the host its shard is
   copied to the device meanwhile. Then c N bytes of weights are copied out of it. In forward the buffer stays until the
   next group's weights are copied out; in backward it is freed at once.
-- After a group's backward its weights are freed. Its gradients, c N′ bytes, are copied into a buffer to be reduced,
-  which stays until the next group is reduced; what a rank keeps of them, s N′ / n bytes, stays until the update.
+- Where weights are cast for a gather, a rank's shard of c N / n bytes is there meanwhile; one rank alone casts one
+  parameter after the other.
+- After a group's backward its weights are freed. Its gradients, c N′ bytes, are copied into a buffer of r N′ bytes to
+  be reduced, which stays until the next group is reduced; what a rank keeps of them, s N′ / n bytes, stays until the
+  update. Where it is cast, r N′ / n bytes are there beside it.
 - The last of its gradients, c N″ bytes, is freed after the reduction, all others before it.
 - A group that reads nothing which needs a gradient keeps its weights and gradients until the root has been reduced; one
   that returns nothing which needs a gradient is not gathered in backward.
 - Activations that forward has saved are freed as backward uses them.
 - Where a group is gathered, and where its gradients are reduced, there is more than what has been saved: what has just
   been computed, gradients of what the group has returned, gradients of the root that wait.
+- At the end the optimizer makes temporaries for one parameter after the other, where their size is known.
 - The root is gathered first and reduced last; its activations are at the turn from forward to backward.
 
 A moment is a row of the exact choice: a constant, and bytes for each group and state. What is gathered again is added
@@ -113,6 +117,9 @@ class _Replay:
             + abs(g.entering_bytes)
             + abs(g.incoming_bytes)
             + abs(g.leaving_bytes)
+            + 4 * g.trainable * g.reduce_bytes
+            + g.largest_cast * (g.stored_bytes + g.compute_bytes)
+            + g.update_bytes
             for g in self._groups
         )
         self._note("between_steps")
@@ -194,6 +201,14 @@ class _Replay:
                 self._arriving.discard(i)
                 self._add_gathered(i, -self._buffer(self._groups[i]))
             yield i
+        updated = [i for i, g in enumerate(self._groups) if g.update_bytes]
+        self._constant -= self._reducing
+        for i in updated:
+            temporary = self._part(self._groups[i].update_bytes)
+            self._add_on_device(i, temporary)
+            self._note(f"update_{i}")
+            self._add_on_device(i, -temporary)
+            yield i
 
     def _ask_all(self, groups: Sequence[int]) -> None:
         for i in groups:
@@ -207,9 +222,14 @@ class _Replay:
         self._arriving.add(i)
         self._add_gathered(i, self._buffer(g))
         copies = self._buffer(g) if self._problem.copies else 0
+        cast = self._part(gathered_bytes(g)) if g.largest_cast else 0
 
         def more(state: State) -> int:
-            return max(self._part(g.elements * g.stored_bytes) if self._on_host(state) else 0, copies)
+            copied = self._part(g.elements * g.stored_bytes) if self._on_host(state) else 0
+            if not cast:
+                return max(copied, copies)
+            # A shard is copied and cast before there is a buffer; one rank alone does so as it copies out.
+            return max(copied + cast - self._buffer(g), cast + copies) if self._ranks > 1 else 0
 
         self._note(f"gather_{i}", 0, i, more)
 
@@ -223,7 +243,12 @@ class _Replay:
         if not self._again:
             self._let_linger(i)
         self._add_gathered(i, gathered_bytes(g))
-        self._note(f"copy_out_{i}", 0, i, lambda state: 0)
+        alone = g.largest_cast if self._ranks == 1 else 0
+
+        def casting(state: State) -> int:
+            return alone * (g.compute_bytes + (g.stored_bytes if self._on_host(state) else 0))
+
+        self._note(f"copy_out_{i}", 0, i, casting)
         if self._again:
             self._add_gathered(i, -self._buffer(g))
 
@@ -240,14 +265,18 @@ class _Replay:
         else:  # not gathered in backward: whole only if it was kept, as the root always is
             self._add(i, lambda state: -gathered_bytes(g) if state.keep else 0)
         self._constant -= self._reducing
-        self._reducing = gradient_bytes(g)
+        self._reducing = reduced_bytes(g)
         self._constant += self._reducing
         if not self._reducing:
             return
-        self._note(f"reduce_{i}", self._reducing)
+        self._note(f"reduce_{i}", gradient_bytes(g))
         copied = self._reducing if self._problem.copies and self._ranks > 1 else 0
         last = g.last_trainable * g.compute_bytes if self._ranks > 1 else 0
-        self._note(f"reduce_{i}", self._shard_of_gradients(g) + copied + last)
+        if g.casts_gradients:
+            part = self._part(self._reducing)
+            self._note(f"reduce_{i}", part + max(copied, self._shard_of_gradients(g)) + last)
+        else:
+            self._note(f"reduce_{i}", self._shard_of_gradients(g) + copied + last)
         if not self._accumulates:
             self._add_on_device(i, self._shard_of_gradients(g))
 
@@ -295,3 +324,8 @@ def gathered_bytes(group: ParameterGroup) -> int:
 def gradient_bytes(group: ParameterGroup) -> int:
     """Return the bytes of a group's gradients before they are reduced, c N′."""
     return group.trainable * group.compute_bytes
+
+
+def reduced_bytes(group: ParameterGroup) -> int:
+    """Return the bytes of a group's gradients as they are reduced, r N′."""
+    return group.trainable * group.reduced_bytes

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from stowage.stages.ir.parallel import GroupChoice, ParameterGroup
 from stowage.stages.runtime.fsdp.gloo import free_in_time
@@ -23,6 +24,7 @@ def apply_choices(
     mesh: DeviceMesh,
     *,
     prefetch: int = 1,
+    mixed_precision: MixedPrecisionPolicy | None = None,
 ) -> None:
     """Shard the model in place over the ranks of `mesh`.
 
@@ -33,10 +35,13 @@ def apply_choices(
         mesh: a mesh of one dimension; its type of device is where the model computes.
         prefetch: groups that are gathered ahead of their use; on a CPU, where a gather blocks, this costs memory and
             gains nothing, and 0 keeps each gather to its use.
+        mixed_precision: the types in which all groups compute and reduce; the stored one if None. Its `output_dtype` is
+            that of the model's outputs: what groups hand to each other stays as it is computed.
     """
     chosen = {choice.group: choice for choice in choices}
     of_root = {name for group in groups if ROOT in group.modules for name in group.parameters}
     ignored = {p for name, p in model.named_parameters() if name in of_root}
+    policy = mixed_precision or MixedPrecisionPolicy()
     deepest_first = sorted(groups, key=lambda g: max(map(_depth, g.modules)), reverse=True)
     for group in deepest_first:
         choice = chosen[group.group]
@@ -46,6 +51,7 @@ def apply_choices(
             modules if len(modules) > 1 else modules[0],  # type: ignore[call-overload]
             mesh=mesh,
             reshard_after_forward=not choice.keep,
+            mp_policy=policy if is_root else replace(policy, output_dtype=None),
             offload_policy=_policy(choice, mesh),
             ignored_params=None if is_root else ignored & {p for m in modules for p in m.parameters()},
         )

@@ -3,8 +3,8 @@
 What FSDP2 does, as its code has it:
 
 - A group on the device is gathered before its forward, in the type it computes with; unless it is kept, its weights are
-  let go after forward and gathered again for backward. Its gradients are reduced in that type, and the shard of the
-  result is cast to the type of the stored weights.
+  let go after forward and gathered again for backward. Its gradients are reduced in that type, unless a policy of mixed
+  precision names another, and the shard of the result is cast to the type of the stored weights.
 - Of a group on the host the shard is copied to the device in the type that is *stored* (4 bytes for a float32 master),
   and cast there, once for each gather. The gradient's shard is copied back in the stored type too.
 - The optimizer runs when backward has ended and all gradients have arrived: on the host for groups on the host. What it
@@ -81,7 +81,7 @@ def _gathered(g: ParameterGroup) -> int:
 
 
 def _gradients(g: ParameterGroup) -> int:
-    return g.trainable * g.compute_bytes
+    return g.trainable * g.reduced_bytes
 
 
 def _before(g: ParameterGroup, c: GroupChoice, machine: ParallelMachine) -> tuple[float, float]:

@@ -4,14 +4,17 @@ What FSDP2 does, as its code has it, on the memory of one device:
 
 - Gathering a group makes a flat buffer that all ranks' shards arrive in, and then the whole weights that are copied out
   of it. In forward the buffer stays until the next group's weights are copied out; in backward it is freed at once.
+- Under a policy of mixed precision a rank casts its shard of the weights first, all of it at once, and the cast shard
+  stays until the gather has ended. One rank alone gathers nothing, and casts one parameter after the other.
 - Gloo, the engine of collectives on a CPU, makes a copy of what it gathers and of what it reduces while it works.
 - When a group's part of backward has ended, its weights are freed, unless the group is the last; then all its gradients
-  are copied into a buffer to be reduced, the gradients are freed, and the buffer stays until the next group is reduced.
+  are copied into a buffer to be reduced, in the type that they are reduced in, the gradients are freed, and the buffer
+  stays until the next group is reduced. A rank's part of the sum is then cast to the type of the stored weights.
 - What a backward function of PyTorch reads and makes stays until it returns (`partition.group_lives`).
 - The last gradient of a group is freed after the reduction: FSDP2 goes through all of them and keeps hold of that one.
 - A group that reads nothing which needs a gradient, such as an embedding, keeps its weights and gradients until the
   root has been reduced. One that returns nothing which needs a gradient is not gathered in backward.
-- What a rank keeps of the gradients stays until the optimizer has used it.
+- What a rank keeps of the gradients stays until the optimizer has used it, one parameter after the other.
 - Where it gathers and reduces, there is more than what forward has saved: what has just been computed,
   gradients of what a group has returned, gradients of the root, which wait for the end of backward.
 """
@@ -124,11 +127,17 @@ class _Replay:
         copied = self.shard(g) if self.on_host(g) else 0
         if self._rules.ranks == 1:
             self._arriving[g.group] = 0
-            self._touch(copied, "gathering", g)
+            self._touch(0 if g.largest_cast else copied, "gathering", g)
             return
         self._arriving[g.group] = size
         self.now += size
-        self._touch(max(copied, size if self._rules.copies else 0), "gathering", g)
+        collective = size if self._rules.copies else 0
+        if g.largest_cast:
+            cast = -(-size // self._rules.ranks)
+            before = copied + cast - size  # the buffer is not there yet
+            self._touch(max(before, cast + collective), "gathering", g)
+        else:
+            self._touch(max(copied, collective), "gathering", g)
 
     def _have(self, g: ParameterGroup, *, linger: bool) -> None:
         """Wait until a group has arrived and copy its weights out."""
@@ -140,11 +149,16 @@ class _Replay:
             self._lingering = 0
         self.now += g.elements * g.compute_bytes
         self._whole.add(g.group)
-        self._touch(0, "copying out", g)
+        self._touch(self._cast_alone(g), "copying out", g)
         if linger:
             self._lingering = buffer
         else:
             self.now -= buffer
+
+    def _cast_alone(self, g: ParameterGroup) -> int:
+        """Return the bytes that one rank alone needs to cast a parameter, beside the whole weights."""
+        width = g.compute_bytes + (g.stored_bytes if self.on_host(g) else 0)
+        return g.largest_cast * width if self._rules.ranks == 1 else 0
 
     def _let_go(self, g: ParameterGroup) -> None:
         if g.group in self._whole:
@@ -207,6 +221,9 @@ class _Replay:
             self.now -= self._arriving.pop(g.group, 0)  # gathered ahead, though idle
         self.now -= self._reducing
         self._reducing = 0
+        for g in (*self._order, *([self._root] if self._root is not None else [])):
+            if g.update_bytes and not self.on_host(g):
+                self._touch(-(-g.update_bytes // self._rules.ranks), "update of", g)
 
     def _begin(self, g: ParameterGroup, left: Sequence[ParameterGroup]) -> None:
         """Gather what a group's part of backward needs, and the groups ahead of it.
@@ -233,15 +250,20 @@ class _Replay:
         self._let_go(g)
         self.now -= self._reducing
         gradients = _gradients(g)
-        self._reducing = gradients
+        self._reducing = g.trainable * g.reduced_bytes
         if not gradients:
             return
-        self.now += gradients
+        self.now += self._reducing
         self._touch(gradients, "reducing", g)
         kept = self.shard_of_gradients(g)
         several = self._rules.ranks > 1
-        copied = gradients if self._rules.copies and several else 0
-        self._touch(kept + copied + (_last_gradient(g) if several else 0), "reducing", g)
+        copied = self._reducing if self._rules.copies and several else 0
+        last = _last_gradient(g) if several else 0
+        if g.casts_gradients:
+            part = -(-self._reducing // self._rules.ranks)
+            self._touch(part + max(copied, kept) + last, "reducing", g)
+        else:
+            self._touch(kept + copied + last, "reducing", g)
         if not self.on_host(g) and not self._rules.accumulated:
             self.now += kept
 
