@@ -13,6 +13,14 @@ from stowage.stages.ir.table import write_record
 COMPUTING_COSTS_MOST = {"flops_per_s": 1e8, "memory_copy_bytes_per_s": 1e11, "dispatch_s": 1e-8}
 """It computes slowly and copies fast, so that codes are cheaper than computing again."""
 
+GATHERS_LIKE_FORWARD = {
+    "flops_per_s": 5e10,
+    "update_bytes_per_s": 5e9,
+    "collective_bytes_per_s": 2e9,
+    "collective_s": 2e-5,
+}
+"""A gather of a small layer takes about as long as its forward."""
+
 
 def made_up_cpu(**rates: Any) -> DeviceDescription:
     """This machine's CPU, all rates alike but for those that are given."""

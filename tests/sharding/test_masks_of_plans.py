@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from stowage.flows.planning.costed import Costed, cost_step
-from stowage.flows.planning.effort import QUICK, target_device
+from stowage.flows.planning.effort import QUICK
 from stowage.flows.planning.freezing import Freezing
 from stowage.flows.planning.job import Planning, StepToPlan
 from stowage.flows.planning.planned import Planned
@@ -27,6 +27,7 @@ from stowage.stages.ir.machine import Link
 from stowage.stages.ir.units import mask_of
 from stowage.stages.solve import LowerTier
 from stowage.stages.trace import MicroBatch, trace_step
+from tests.devices import GATHERS_LIKE_FORWARD, made_up_cpu
 from tests.freezing.frozen import masks
 from tests.solve.collectives.test_plans_of_ranks import Layers
 from tests.zoo import ZOO
@@ -53,7 +54,7 @@ def costed(stores: Path, micro_batch: MicroBatch) -> Costed:
         optimizer=torch.optim.AdamW(model.parameters()),
         micro_batch=micro_batch,
     )
-    target = replace(target_device("cpu", stores), collective_bytes_per_s=2e9, collective_s=2e-5)
+    target = made_up_cpu(**GATHERS_LIKE_FORWARD)
     return cost_step(step, Planning(stores=stores, costs="roofline", target=target))
 
 

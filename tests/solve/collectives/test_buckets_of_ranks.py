@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from stowage.flows.api.buckets import (
     plan_by_buckets,
 )
 from stowage.flows.planning.costed import cost_step
-from stowage.flows.planning.effort import QUICK, target_device
+from stowage.flows.planning.effort import QUICK
 from stowage.flows.planning.job import Planning, StepToPlan
 from stowage.flows.planning.planned import Planned
 from stowage.flows.planning.step import plan_costed
@@ -26,6 +26,7 @@ from stowage.stages.device.rates.collectives import CollectiveRates
 from stowage.stages.ir.collectives import GATHER
 from stowage.stages.ir.errors import Infeasible
 from stowage.stages.trace import MicroBatch
+from tests.devices import made_up_cpu
 from tests.solve.collectives.test_plans_of_ranks import Layers
 
 RANKS, DEPTH, BYTES_PER_S = 2, 4, 2e9
@@ -72,7 +73,7 @@ class Trials:
             optimizer=torch.optim.AdamW(model.parameters()),
             micro_batch=micro_batch,
         )
-        target = replace(target_device("cpu", self.stores), collective_s=self.start_s, **RATES)
+        target = made_up_cpu(collective_s=self.start_s, **RATES)
         size = micro_batch.bucket_bytes
         try:
             costed = cost_step(step, Planning(stores=self.stores, costs="roofline", target=target))

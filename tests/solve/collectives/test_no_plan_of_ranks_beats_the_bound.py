@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from stowage.flows.planning.costed import Costed, cost_step
-from stowage.flows.planning.effort import QUICK, target_device
+from stowage.flows.planning.effort import QUICK
 from stowage.flows.planning.job import Planning, StepToPlan
 from stowage.flows.planning.step import solve_costed
 from stowage.stages.formulations.cuts.step_graph import both_lanes_s
@@ -24,6 +24,7 @@ from stowage.stages.solve.collectives.policies import gathered_again, gradients_
 from stowage.stages.solve.program.chain import Execution
 from stowage.stages.solve.program.of_trace import program_of
 from stowage.stages.trace import MicroBatch
+from tests.devices import GATHERS_LIKE_FORWARD, made_up_cpu
 from tests.solve.collectives.test_plans_of_ranks import Layers
 
 SAME = 1 + 1e-9
@@ -41,7 +42,7 @@ def costed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         optimizer=torch.optim.AdamW(model.parameters()),
         micro_batch=MicroBatch(ranks=2, bucket_bytes=64 << 10),
     )
-    target = replace(target_device("cpu", stores), collective_bytes_per_s=request.param, collective_s=2e-5)
+    target = made_up_cpu(**{**GATHERS_LIKE_FORWARD, "collective_bytes_per_s": request.param})
     return cost_step(step, Planning(stores=stores, costs="roofline", target=target)), stores
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from torch import nn
 
 from stowage.flows.planning.costed import Costed, cost_step
-from stowage.flows.planning.effort import QUICK, target_device
+from stowage.flows.planning.effort import QUICK
 from stowage.flows.planning.job import Planning, StepToPlan
 from stowage.flows.planning.step import plan_costed
 from stowage.stages.ir.collectives import GATHER, SCATTER
@@ -25,6 +24,7 @@ from stowage.stages.solve.program.order import Order
 from stowage.stages.solve.proposal import Task
 from stowage.stages.solve.referee import Referee
 from stowage.stages.trace import MicroBatch
+from tests.devices import GATHERS_LIKE_FORWARD, made_up_cpu
 
 
 class Layers(nn.Module):
@@ -59,7 +59,7 @@ def costed(stores: Path) -> Costed:
         optimizer=torch.optim.AdamW(model.parameters()),
         micro_batch=MicroBatch(ranks=2, bucket_bytes=64 << 10),
     )
-    target = replace(target_device("cpu", stores), collective_bytes_per_s=2e9, collective_s=2e-5)
+    target = made_up_cpu(**GATHERS_LIKE_FORWARD)
     return cost_step(step, Planning(stores=stores, costs="roofline", target=target))
 
 
