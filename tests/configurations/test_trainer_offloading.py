@@ -119,6 +119,7 @@ def test_saving_keeps_to_the_budget(tmp_path: Path, fit_stores: Path) -> None:
         assert peak - program.staging_bytes < state, "else it could all have been in memory"
 
 
+@pytest.mark.long
 def test_resumed_across_plain_and_planned(tmp_path: Path, fit_stores: Path) -> None:
     case = {"max_grad_norm": 0.0, "save_strategy": "steps", "save_steps": 2}
     plain = make(tmp_path / "plain", **case)

@@ -188,6 +188,7 @@ def test_a_budget_that_no_mask_fits_is_infeasible(quick: Fit) -> None:
     assert step.plan.device_peak_bytes <= least
 
 
+@pytest.mark.long
 def test_budgets_that_are_searched_for(quick: Fit) -> None:
     """`smallest` has no plan with a byte less; `+5%` is relative to the mean time with everything kept."""
     found = {}

@@ -132,7 +132,7 @@ def _check(found: dict[str, Any]) -> None:
     assert all(found.values()), found
 
 
-@pytest.mark.parametrize("tier", some(["none", "disk", "host and disk"], keep=["none", "disk"]))
+@pytest.mark.parametrize("tier", some(["none", "disk", "host and disk"], keep=["disk"]))
 def test_evaluation_lending_and_the_comparison(tier: str, fit_stores: Path, tmp_path: Path) -> None:
     tiers = None if tier == "none" else Tiers(tmp_path, HOST_BYTES if tier == "host and disk" else None)
     for found in on_ranks(2, _beside, fit_stores, tiers):

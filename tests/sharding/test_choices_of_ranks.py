@@ -154,6 +154,7 @@ def _resumed(stores: Path, folder: Path) -> tuple[Any, ...]:
     return loaded, train(step, 4, 8), chosen(step)
 
 
+@pytest.mark.long
 def test_checkpoints_go_on(fit_stores: Path, tmp_path: Path) -> None:
     """As many ranks have the losses of a run that was not interrupted; others, and one process, the same choice next,
     and after that losses that differ by their batches."""

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pytest
+
 from stowage.flows import Lossy, fit
 from stowage.flows.api.training_step import TrainingStep
 from stowage.stages.rewrite.lossy import saved as saved_module
@@ -33,6 +35,7 @@ def _compared(name: str, stores: Path) -> tuple[Compared, float]:
     return found, steps[0].plan.gradient_error
 
 
+@pytest.mark.long
 def test_two_ranks_with_codes(fit_stores: Path) -> None:
     for rank, (one, error) in enumerate(on_ranks(2, _compared, "gpt2", fit_stores)):
         assert not one.differences, f"rank {rank}: {one.differences}"

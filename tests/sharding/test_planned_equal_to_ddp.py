@@ -126,6 +126,7 @@ def _collectives(step: TrainingStep) -> int:
     return sum(call.target in (GATHER, SCATTER) for call in step.planned.trace.calls)
 
 
+@pytest.mark.long
 def test_buckets_of_every_size_give_the_same_bits(fit_stores: Path) -> None:
     for found in on_ranks(2, _in_buckets, fit_stores):
         check_all([one for one, _ in found])

@@ -48,6 +48,7 @@ def test_the_plan_says_what_it_keeps(planned: Path) -> None:
     assert all(f"- {text}" in source for text in summary["lossy"])
 
 
+@pytest.mark.long
 def test_a_run_that_was_killed_ends_like_one_that_was_not(planned: Path, tmp_path: Path) -> None:
     check_that_a_kill_changes_nothing(planned, tmp_path)
 

@@ -20,6 +20,7 @@ from stowage.stages.solve import PlanRequest, Variant, eager_peak_bytes, solve_v
 from stowage.stages.solve.cuts.charges import charges_of
 from stowage.stages.solve.cuts.naming import NamedWay
 from stowage.stages.solve.cuts.union import Union
+from tests.matrix import some
 from tests.solve.cuts.test_mixtures_are_bounded import SAME, gpt2, plans_of
 from tests.solve.prepared import light_options
 from tests.solve.synthetic_steps import costs_for
@@ -79,7 +80,7 @@ def test_what_packs_costs_a_part_of_the_error() -> None:
     assert any(graph.instead.values()), "backward reads what is unpacked instead"
 
 
-@pytest.mark.parametrize("limit", [LIMIT, LIMIT / 2])
+@pytest.mark.parametrize("limit", some([LIMIT, LIMIT / 2], keep=[LIMIT]))
 def test_no_allowed_plan_beats_the_bound(limit: float) -> None:
     """Whole choices, and mixtures of their blocks; within a smaller limit fewer of them are allowed."""
     variants, options, errors = lossy_variants()

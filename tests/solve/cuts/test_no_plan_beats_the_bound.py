@@ -26,7 +26,7 @@ from stowage.stages.solve.summary import Solved
 from stowage.stages.solve.time_share import LEAST_SECONDS
 from stowage.stages.solve.variants import Variant, solve_variants
 from stowage.stages.solver.outcome import SolverSettings
-from tests.matrix import examples
+from tests.matrix import examples, some
 from tests.solve.prepared import Prepared, prepare_trace, prepared_zoo
 from tests.solve.synthetic_steps import training_steps
 
@@ -74,7 +74,9 @@ def test_of_random_steps(trace: TraceTables, share: float, data: st.DataObject) 
             assert plan.summary.step_time_s * SAME >= found.bound_s
 
 
-@pytest.mark.parametrize("name", ["gpt2", "unet", "lstm", "resnet", "transformer"])
+@pytest.mark.parametrize(
+    "name", some(["gpt2", "unet", "lstm", "resnet", "transformer"], keep=["gpt2", "lstm", "resnet"])
+)
 @pytest.mark.parametrize("optimizer", ["AdamW", ""])
 def test_of_models(name: str, optimizer: str) -> None:
     """Every method at several budgets, with the cuts that planning itself makes; and none of its plans is slower."""
