@@ -7,7 +7,7 @@ import math
 SHARE = 0.1
 """Share of the time that planning took so far which cuts, and greedy eviction, may take each."""
 
-LEAST_SECONDS = 0.2
+LEAST_SECONDS = 0.1
 """Time that each may take however fast planning was: enough for one cut, or all rules, of a small step."""
 
 

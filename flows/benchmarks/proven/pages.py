@@ -65,7 +65,7 @@ TIMES = Section(
     "proven_planning",
     "What it costs planning",
     "Planning at 50% from the trace to the program, with and without cuts and greedy eviction, in turns, the median of "
-    "three; each of the two may take a tenth of the time that planning took so far, but 0.2 s at least. Costs and "
+    "three; each of the two may take a tenth of the time that planning took so far, but 0.1 s at least. Costs and "
     "options are stored: with nothing stored, both take longer by the same. `quick` cuts nothing, and has greedy "
     "eviction before schedules of blocks.",
     PROVEN,
