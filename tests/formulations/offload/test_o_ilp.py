@@ -307,12 +307,14 @@ def test_relax_and_round_is_near_the_optimum() -> None:
 
 
 def test_every_program_with_integers_starts_from_a_solution(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a small gap is asked for, the relaxation is first: if it has no solution, no such program is asked."""
     keep, offload = OffloadOption(10.0, 20.0, 10, 10, 10), OffloadOption(10.0, 20.0, 0, 10, 10, offload_bytes=30)
-    for device_bytes, expected in ((35, [True]), (5, [False, True])):  # the second of 5 asks what would be enough
+    cases = [(35, ROUGH, [True]), (5, ROUGH, [False, True]), (35, EXACT, [True]), (5, EXACT, [True])]
+    for device_bytes, limits, expected in cases:  # the last of 5 asks what would be enough
         door = Door()
         monkeypatch.setattr("stowage.stages.formulations.offload.o_ilp.solve.solve_milp", door)
         blocks = (OffloadBlock((keep, offload)),) * 5
-        answer = o_ilp(OffloadProblem(blocks, (), OffloadMachine(device_bytes, Link(1.0, 1.0))), EXACT)
+        answer = o_ilp(OffloadProblem(blocks, (), OffloadMachine(device_bytes, Link(1.0, 1.0))), limits)
         assert answer.status == ("optimal" if device_bytes == 35 else "infeasible")
         assert door.starts == expected
 
