@@ -25,6 +25,7 @@ from stowage.stages.ir.errors import Infeasible
 from stowage.stages.ir.lossy import MEASURED_BATCHES, GradientError, Lossy
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.rewrite import rewritten
+from stowage.stages.rewrite.lossy import allowed
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.executors.single import SingleDevice
 from stowage.stages.runtime.observe.measure import measure_program
@@ -152,8 +153,12 @@ def compare_lossy(
     case = CASES[model]()
     live, before = ([StepTensors.of(case.model, b) for b in batches] for batches in ([case.batch], case.others))
 
+    measured: list[GradientError] = []
+
     def errors(trace: TraceTables, leave: Lossy) -> list[GradientError]:
-        return gradient_errors(trace, leave.kinds, before)
+        if not measured:  # the step that freezes has the same classes, and more kinds of codes
+            measured.extend(gradient_errors(trace, allowed(leave.kinds, freezes=True), before))
+        return measured
 
     how = Planning(stores=stores, effort=QUICK if quick else Effort(), progress=said)
     optimizer = torch.optim.SGD(case.model.parameters(), lr=_LEARNING_RATE)
