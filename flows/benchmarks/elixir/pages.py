@@ -62,9 +62,8 @@ _FULL = (
 _ABOUT = (
     "Simulated TFLOPS, and in brackets what the paper has; `OOM`: out of memory. *Speed-up*: Elixir over the best of "
     "DeepSpeed's settings. *On FSDP2*: the best choice for FSDP2's groups, a layer each. *Sharded plan*: see below; "
-    "one that computes little again can be above the rate of matrix products; those of batch 8 are of the present "
-    "planner, the others of an earlier one, which hid fewer gathers of weights from the host. † cells that constants "
-    "were fitted to."
+    "one that computes little again can be above the rate of matrix products; those of batch 8 are of a "
+    "slightly earlier planner than the others. † cells that constants were fitted to."
 )
 
 TABLE_7 = Section("elixir_7", "Table 7: A100 40 GB SXM", _ABOUT, ELIXIR, _FULL)

@@ -36,7 +36,7 @@ def run_elixir_plans(
 ) -> str:
     """Plan cells and write them into a folder; what an earlier run has planned there is not planned again.
 
-    A run that is interrupted writes what is planned by then.
+    A run that is interrupted writes what is planned by then; tables of which nothing is planned stay as published.
 
     Args:
         out: the folder.
@@ -59,19 +59,21 @@ def run_elixir_plans(
     except KeyboardInterrupt:
         say("Cut off: written is what is planned so far; the same command goes on.")
     cells, timed = planned_cells(rows, known, ()), list(step_times(kept, anew=False))
-    shown = [_row(cell) for cell in cells if cell.batch == SHOWN_BATCH]
-    tables: dict[str, Rows] = {
-        "elixir_plan_b": shown if pages is None else with_earlier(shown, _published(pages, "elixir_plan_b")),
-        "elixir_step_time": [asdict(found) for found in timed],
-        "elixir_ranks": scaling_rows(known),
-    }
+    tables: dict[str, Rows] = {}
+    if timed:
+        tables["elixir_step_time"] = [asdict(found) for found in timed]
+    if shown := [_row(cell) for cell in cells if cell.batch == SHOWN_BATCH]:
+        tables["elixir_plan_b"] = shown if pages is None else with_earlier(shown, _published(pages, "elixir_plan_b"))
+    if any(known.kept(c) for c in scaling_configurations()):
+        tables["elixir_ranks"] = scaling_rows(known)
     if pages is not None:
         for section, machine in TABLES.items():
             mine = [cell for cell in cells if cell.machine == machine]
             tables[section] = with_plans(_published(pages, section), mine)
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / "elixir_plans.json", (json.dumps(tables, indent=1) + "\n").encode())
-    plan_time_figure(timed).savefig(out / "elixir_step_time.png", dpi=120)
+    if timed:
+        plan_time_figure(timed).savefig(out / "elixir_step_time.png", dpi=120)
     return f"{len(cells)} cells and {len(timed)} other steps are planned."
 
 
