@@ -66,8 +66,13 @@ def options() -> frozenset[str]:
             found.update(re.findall(r"--[a-z][\w-]*", text))
             for node in ast.walk(ast.parse(text)):
                 if isinstance(node, ast.arg):
-                    found.add("--" + node.arg.replace("_", "-"))
+                    name = node.arg.replace("_", "-")
+                    found.update({f"--{name}", f"--no-{name}"} if _is_switch(node) else {f"--{name}"})
     return frozenset(found | set(re.findall(r"--[a-z][\w-]*", (ROOT / "Makefile").read_text(encoding="utf-8"))))
+
+
+def _is_switch(argument: ast.arg) -> bool:
+    return argument.annotation is not None and "bool" in ast.unparse(argument.annotation)
 
 
 @functools.cache
