@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,16 +25,6 @@ from tests.sharding.beside_fsdp2 import POLICIES, adamw, compared_all, plain_fsd
 from tests.sharding.processes import on_ranks
 
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
-
-
-@pytest.fixture
-def _no_group() -> Iterator[None]:
-    """Whatever another test of this process has left."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(

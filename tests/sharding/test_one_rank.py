@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,15 +18,7 @@ from stowage.stages.runtime.fsdp import apply
 from tests.sharding.beside_ddp import content, differences, state_of, varied
 from tests.zoo import ZOO, Entry, loss_of
 
-
-@pytest.fixture(autouse=True)
-def _no_group() -> Iterator[None]:
-    """Whatever another test of this process has left."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("_no_group")
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
