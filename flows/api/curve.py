@@ -174,7 +174,14 @@ class Subject:
         step, notices = self.step, self.how.notices
 
         def cost() -> Costed:
-            recorded = record_step(step.model, batch, loss=step.loss, objective=step.objective, layouts=step.layouts)
+            recorded = record_step(
+                step.model,
+                batch,
+                loss=step.loss,
+                objective=step.objective,
+                layouts=step.layouts,
+                freezes=self.how.freeze is not None,
+            )
             notices.extend(n for n in recorded.notices if n not in notices)
             with without_autocast():
                 return cost_step(replace(step, batch=batch, recorded=recorded), self.how)

@@ -59,6 +59,7 @@ class Recording:
                 layouts=binding.layouts(),
                 decisions=self.decisions,
                 touches=self._steps.touches,
+                freezes=self._steps.units is not None,
             )
         for notice in recorded.notices:
             self._say(notice)

@@ -135,7 +135,14 @@ def cost_step(step: StepToPlan, how: Costing) -> Costed:
 
     def cost() -> Costed:
         how.progress("trace")
-        made = record_step(step.model, step.batch, loss=step.loss, objective=step.objective, layouts=step.layouts)
+        made = record_step(
+            step.model,
+            step.batch,
+            loss=step.loss,
+            objective=step.objective,
+            layouts=step.layouts,
+            freezes=how.freeze is not None,
+        )
         how.notices.extend(n for n in made.notices if n not in how.notices)
         return cost_recorded(made, step, how)
 

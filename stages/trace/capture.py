@@ -74,6 +74,7 @@ def capture(
     layouts: Mapping[str, torch.Tensor] | None = None,
     *,
     gradients: bool = True,
+    backward: bool = True,
     roots: Mapping[str, Any] | None = None,
     readings: Readings | None = None,
     changed: Sequence[Seen] = (),
@@ -91,6 +92,7 @@ def capture(
         layouts: name of a parameter -> a tensor on the meta device, whose layout is used instead of the parameter's
             own.
         gradients: trace the backward too.
+        backward: False with `gradients` traces the forward alone, as it is in training.
         roots: what else runs than the model, by name: the loss, an objective.
         readings: the answers for numbers that are read off tensors.
         changed: what an earlier trace changed: numbers there get other values this time.
@@ -139,7 +141,7 @@ def capture(
                     results = compute(model, fake_batch)
                 leaving = _Leaving(recorder, readings, copies=gradients)
                 seen = leaving.take(see(snapshot, model))
-                if gradients:
+                if gradients and backward:
                     marker.phase = "backward"
                     trainable, ends = _backward(recorder, results, parameters)
                     check_gradients(snapshot)

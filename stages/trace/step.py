@@ -21,9 +21,10 @@ from stowage.stages.trace.objects.effects import Left
 from stowage.stages.trace.objects.left import Seen
 from stowage.stages.trace.objects.outside import Outside
 from stowage.stages.trace.recording.readings import Readings
+from stowage.stages.trace.requires_grad import notice_of_frozen
 from stowage.stages.trace.rounds import trace_rounds
 from stowage.stages.trace.updates import MicroBatch, append_updates
-from stowage.stages.workload.calls import Loss, Objective, call_model, loss_of
+from stowage.stages.workload.calls import Loss, Objective, compute_loss
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ def record_step(
     decisions: tuple[bool, ...] = (),
     touches: Sequence[Any] = (),
     merges: bool = True,
+    freezes: bool = False,
 ) -> Recorded:
     """Trace forward, loss and backward.
 
@@ -84,21 +86,26 @@ def record_step(
         decisions: see `trace_rounds`.
         touches: objects that the step may change besides those that can be reached from the others.
         merges: compute equal masks once; False for a step that is not run from its tables, but as it is.
+        freezes: parameters will be frozen; a notice says where plain PyTorch then computes with other kernels.
     """
-
-    def compute(model: nn.Module, batch: Any) -> list[torch.Tensor]:
-        if objective is not None:
-            return [loss_of(objective(model, batch), batch, lambda value, _: value)]
-        return [loss_of(call_model(model, batch), batch, loss)]
-
     named = (("loss", loss), ("objective", objective), *((f"touched {i}", item) for i, item in enumerate(touches)))
     roots = {name: item for name, item in named if item is not None}
 
-    def trace(readings: Readings, changed: Sequence[Seen]) -> Captured:
-        captured = capture(model, batch, compute, layouts, roots=roots, readings=readings, changed=changed)
+    def trace(readings: Readings, changed: Sequence[Seen] = (), *, backward: bool = True) -> Captured:
+        def compute(model: nn.Module, batch: Any) -> list[torch.Tensor]:
+            return [compute_loss(model, batch, loss=loss, objective=objective, trains=backward)]
+
+        captured = capture(
+            model, batch, compute, layouts, backward=backward, roots=roots, readings=readings, changed=changed
+        )
         return replace(captured, merges=merges)
 
     captured, tables, left = trace_rounds(trace, decisions)
+    notices = captured.notices
+    if freezes:
+        decided = tuple(truth for _, truth in captured.readings.truths)
+        said = notice_of_frozen(model, lambda: trace(Readings(decisions=decided), backward=False))
+        notices = [*notices, *([said] if said else [])]
     return Recorded(
         tables.storages,
         tables.values,
@@ -106,7 +113,7 @@ def record_step(
         tables.gradients,
         tables.constants,
         tables.outputs[0],
-        captured.notices,
+        notices,
         captured.outside,
         tables.left,
         left,

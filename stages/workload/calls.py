@@ -65,10 +65,16 @@ def _parameters(model: nn.Module) -> str:
     return f"({', '.join(names)})"
 
 
-def loss_of(outputs: Any, batch: Any, loss: Loss | None) -> torch.Tensor:
+def loss_of(outputs: Any, batch: Any, loss: Loss | None, *, trains: bool = True) -> torch.Tensor:
     """Return the scalar to differentiate.
 
     It is `loss(outputs, batch)`, else `outputs.loss` or `outputs["loss"]`, else the output itself if it is a scalar.
+
+    Args:
+        outputs: what the model returns.
+        batch: what it was called with.
+        loss: computes the scalar.
+        trains: the scalar has to depend on a trainable parameter.
 
     Raises:
         TraceError: there is no such scalar, or it depends on no trainable parameter.
@@ -89,14 +95,16 @@ def loss_of(outputs: Any, batch: Any, loss: Loss | None) -> torch.Tensor:
     if not isinstance(result, torch.Tensor) or result.numel() != 1:
         shape = tuple(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
         raise TraceError(f"The loss must be one number, but it is {shape}: reduce it, for example with .mean().")
-    if not result.requires_grad:
+    if trains and not result.requires_grad:
         raise TraceError(
             "The loss depends on no trainable parameter: check requires_grad and torch.no_grad in the model."
         )
     return result
 
 
-def compute_loss(model: nn.Module, batch: Any, *, loss: Loss | None, objective: Objective | None) -> torch.Tensor:
+def compute_loss(
+    model: nn.Module, batch: Any, *, loss: Loss | None, objective: Objective | None, trains: bool = True
+) -> torch.Tensor:
     """Return what one step differentiates.
 
     It is `objective(model, batch)` if there is an objective, else the loss that `loss_of` finds in what `call_model`
@@ -106,5 +114,5 @@ def compute_loss(model: nn.Module, batch: Any, *, loss: Loss | None, objective: 
         TraceError: see `loss_of`.
     """
     if objective is not None:
-        return loss_of(objective(model, batch), batch, lambda value, _: value)
-    return loss_of(call_model(model, batch), batch, loss)
+        return loss_of(objective(model, batch), batch, lambda value, _: value, trains=trains)
+    return loss_of(call_model(model, batch), batch, loss, trains=trains)

@@ -29,7 +29,7 @@ from stowage.stages.rewrite.lossy import allowed
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.executors.single import SingleDevice
 from stowage.stages.runtime.observe.measure import measure_program
-from stowage.stages.sensitivity import StepTensors, gradient_error, gradient_errors
+from stowage.stages.sensitivity import ErrorStore, StepTensors, gradient_error, gradient_errors
 from stowage.stages.workload.models import build_model
 from stowage.stages.workload.samples import sample_batch
 
@@ -148,17 +148,24 @@ def compare_lossy(
         shares: shares of the activation budget.
         quick: see `fit`.
         iterations: steps of each plan; the first is not timed.
-        said: receives each stage's name.
+        said: receives what is going on.
     """
     case = CASES[model]()
     live, before = ([StepTensors.of(case.model, b) for b in batches] for batches in ([case.batch], case.others))
 
-    measured: list[GradientError] = []
+    store, measured = ErrorStore(stores / "errors"), list[GradientError]()
 
     def errors(trace: TraceTables, leave: Lossy) -> list[GradientError]:
         if not measured:  # the step that freezes has the same classes, and more kinds of codes
-            measured.extend(gradient_errors(trace, allowed(leave.kinds, freezes=True), before))
+            kinds = allowed(leave.kinds, freezes=True)
+            key = store.key(trace, kinds, before)
+            measured.extend(store.find(key) or gradient_errors(trace, kinds, before, progress=progress))
+            store.add(key, measured)
         return measured
+
+    def progress(done: int, total: int) -> None:
+        if done % 100 == 0:
+            said(f"{model}: {done} of {total} backwards to measure errors")
 
     how = Planning(stores=stores, effort=QUICK if quick else Effort(), progress=said)
     optimizer = torch.optim.SGD(case.model.parameters(), lr=_LEARNING_RATE)

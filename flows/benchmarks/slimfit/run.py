@@ -212,7 +212,8 @@ def run_lossy(out: Path, say: Callable[[str], None], names: Sequence[str] = ()) 
     """
 
     def measure(name: str) -> tuple[str, Rows]:
-        return name, [_lossy_row(row) for row in compare_lossy(name, Lossy(), out / "slimfit" / "stores")]
+        found = compare_lossy(name, Lossy(), out / "slimfit" / "stores", said=say)
+        return name, [_lossy_row(row) for row in found]
 
     return _by_model(out, say, "slimfit_lossy", names or tuple(CASES), measure)
 

@@ -1,0 +1,80 @@
+"""Finds where forward computes something else because parameters do not train: PyTorch, or the user's code, asks."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from stowage.stages.ir.errors import TraceError
+from stowage.stages.trace.capture import Captured
+from stowage.stages.trace.recording.record import PATH
+
+
+def notice_of_frozen(model: nn.Module, forward: Callable[[], Captured]) -> str:
+    """Return what the user of a step that freezes should know of its last bits; "" where there is nothing to say.
+
+    A plan that freezes runs the kernels of the step in which everything trains. PyTorch takes others in places: a
+    product folds an input that does not lie in order only if the weight requires gradients, and attention is fused only
+    if its mask does not.
+
+    Args:
+        model: any module.
+        forward: traces its forward and the loss as they are in training, without backward.
+    """
+    trained = _calls(forward())
+    try:
+        with _frozen(model), warnings.catch_warnings(action="ignore"):
+            frozen = _calls(forward())
+    except TraceError:  # code that needs something to train cannot be asked
+        return ""
+    for (call, place), (other, _) in zip_longest(trained, frozen, fillvalue=(None, "")):
+        if call != other:
+            where = f"Module '{place}'" if place else "The forward"
+            return (
+                f"{where} computes with other kernels in plain PyTorch while parameters are frozen; losses and weights "
+                "are those of plain PyTorch that computes all gradients and drops those of what is frozen, and may "
+                "differ in the last bits from those with requires_grad=False."
+            )
+    return ""
+
+
+@contextmanager
+def _frozen(model: nn.Module) -> Iterator[None]:
+    changed = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        for parameter in changed:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in changed:
+            parameter.requires_grad_(True)
+
+
+def _calls(captured: Captured) -> list[tuple[Any, str]]:
+    """Return each call with its arguments, and the module that makes it, in order.
+
+    What autograd saves is left out: it is detached, or copied before it is changed in place.
+    """
+    numbers: dict[fx.Node, int] = {}
+    found: list[tuple[Any, str]] = []
+    for node in captured.graph.nodes:
+        saved = node.target is torch.ops.aten.clone.default and not node.users
+        if saved or node.target is torch.ops.aten.detach.default:
+            numbers[node] = numbers[node.args[0]]
+            continue
+        if node.op == "call_function":
+            found.append((_content(node, numbers), node.meta.get(PATH, "")))
+        numbers[node] = len(numbers) if node.op == "placeholder" else -len(found)
+    return found
+
+
+def _content(node: fx.Node, numbers: dict[fx.Node, int]) -> str:
+    """Return a call as text, in which other calls have their numbers for names."""
+    arguments = fx.map_arg((node.args, node.kwargs), lambda n: f"%{numbers[n]}")
+    return f"{node.target}{arguments}"

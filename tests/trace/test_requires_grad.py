@@ -1,0 +1,114 @@
+"""A step that freezes says where plain PyTorch computes with other kernels while parameters are frozen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from stowage.flows import Freeze, fit
+from stowage.stages.trace.step import record_step
+from tests.zoo import ZOO, Loss
+
+
+def mean(outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+    del batch
+    return outputs.square().mean()
+
+
+class Turned(nn.Module):
+    """A product of an input that does not lie in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(4, 8)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.second(self.first(x).transpose(1, 2))
+
+
+class Biased(nn.Module):
+    """Attention with a bias that is learnt, which PyTorch fuses only where it is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.bias = nn.Linear(8, 24), nn.Parameter(torch.zeros(4, 4))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        q, k, v = self.project(x).unsqueeze(1).chunk(3, dim=-1)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias)
+
+
+class Asks(nn.Module):
+    """Code of a user that asks itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.linear(x) if self.linear.weight.requires_grad else self.linear(x.double().float())
+
+
+def said(model: nn.Module, batch: Any, loss: Loss | None) -> list[str]:
+    """What freezing adds to the notices."""
+    before = {name: p.requires_grad for name, p in model.named_parameters()}
+    plain = record_step(model, batch, loss=loss)
+    found = record_step(model, batch, loss=loss, freezes=True)
+    assert (found.calls, found.values) == (plain.calls, plain.values)
+    assert {name: p.requires_grad for name, p in model.named_parameters()} == before
+    return [notice for notice in found.notices if notice not in plain.notices]
+
+
+@pytest.mark.parametrize(
+    ("model", "where"), [(Turned(), "'second'"), (Biased(), "The forward"), (Asks(), "'linear'")], ids=type
+)
+def test_other_kernels_are_told(model: nn.Module, where: str) -> None:
+    (notice,) = said(model, torch.randn(2, 4, 8), mean)
+    assert where in notice
+    assert "computes with other kernels in plain PyTorch" in notice
+
+
+def test_encoder_layers_of_pytorch_are_told() -> None:
+    (notice,) = said(*ZOO["transformer"]())
+    assert "'encoder.layers.0.self_attn'" in notice
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt2_frozen", "llama", "t5", "vit", "resnet", "in_place", "tied"])
+def test_nothing_is_said_of_others(name: str) -> None:
+    """What autograd saves, detached or copied, is no difference."""
+    assert said(*ZOO[name]()) == []
+
+
+def test_code_that_needs_gradients_is_left_alone() -> None:
+    """A hook on a tensor that does not require gradients is an error, of which nothing is left behind."""
+
+    class Hooked(Turned):
+        def forward(self, x: torch.Tensor) -> Any:
+            y = super().forward(x)
+            y.register_hook(lambda gradient: gradient)
+            return y
+
+    assert said(Hooked(), torch.randn(2, 4, 8), mean) == []
+
+
+def test_fit_says_it_once(fit_stores: Path) -> None:
+    heard: list[str] = []
+    model = Turned()
+    step = fit(
+        model,
+        torch.randn(2, 4, 8),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        device_budget="1MiB",
+        loss=mean,
+        freeze=Freeze(rate=0.5),
+        cache_dir=fit_stores,
+        quick=True,
+        say=heard.append,
+    )
+    step(torch.randn(2, 4, 8))
+    assert sum("computes with other kernels" in text for text in heard) == 1
