@@ -148,7 +148,9 @@ LOSSY = Section(
     "mean over the masks, and peaks then are of the worst one. *Same program*: nothing is kept in fewer bits, and it "
     "is the exact plan, row for row. "
     "*Predicted error* is what the choice counted with, from four batches; *error* is what the gradient of another "
-    "batch changes by, over the root mean square of the norms of those four's (U-Net has one batch).",
+    "batch changes by, over the root mean square of the norms of those four's (U-Net has one batch). Codes are taken "
+    "where they cost less than computing again, which on this machine they do at 15% of ViT alone. With an update in "
+    "backward U-Net needs 29.8 MiB at least, which is more than 30%.",
     SLIMFIT,
     (
         text("model", "model"),

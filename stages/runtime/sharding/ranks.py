@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -139,11 +140,16 @@ class Ranks:
 
     def same(self, number: int, what: str) -> bool:
         """Return whether all ranks give the same number of at most 63 bits."""
-        own = torch.tensor([number], dtype=torch.int64, device=self._place())
-        found = own.new_empty(self.count)
+        own, found = self._numbers.split([1, self.count])
+        own.fill_(number)
         with self.failures.named(what):
             dist.all_gather(list(found.chunk(self.count)), own, group=self.group)
         return found.eq(own).all().item() is True
+
+    @cached_property
+    def _numbers(self) -> torch.Tensor:
+        """Room for a number of this rank's and one of each: gloo would free what is new for each comparison late."""
+        return torch.empty(1 + self.count, dtype=torch.int64, device=self._place())
 
     def broadcast(self, tensor: torch.Tensor, what: str) -> None:
         """Overwrite a tensor by rank 0's."""
