@@ -140,7 +140,7 @@ class Ranks:
 
     def same(self, number: int, what: str) -> bool:
         """Return whether all ranks give the same number of at most 63 bits."""
-        own, found = self._numbers.split([1, self.count])
+        own, found = self._numbers[:1], self._numbers[1:]
         own.fill_(number)
         with self.failures.named(what):
             dist.all_gather(list(found.chunk(self.count)), own, group=self.group)
