@@ -27,11 +27,11 @@ def notice_of_frozen(model: nn.Module, forward: Callable[[], Captured]) -> str:
         model: any module.
         forward: traces its forward and the loss as they are in training, without backward.
     """
-    trained = _calls(forward())
     try:
+        trained = _calls(forward())
         with _frozen(model), warnings.catch_warnings(action="ignore"):
             frozen = _calls(forward())
-    except TraceError:  # code that needs something to train cannot be asked
+    except TraceError:  # code that needs something to train, or that another thread disturbs, cannot be asked
         return ""
     for (call, place), (other, _) in zip_longest(trained, frozen, fillvalue=(None, "")):
         if call != other:
