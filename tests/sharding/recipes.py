@@ -143,6 +143,19 @@ def wide() -> Recipe:
     return Recipe(model.train(), lambda outputs, _batch: outputs.pow(2).mean(), batch)
 
 
+def normalized() -> Recipe:
+    """Return linear layers with batch normalization: buffers, and no convolution, whose workspaces differ by machine."""
+
+    def batch(number: int) -> dict[str, torch.Tensor]:
+        with seeded(number):
+            return {"input": torch.randn(16, 16)}
+
+    with seeded(0):
+        layers = [layer for _ in range(3) for layer in (nn.Linear(128, 128), nn.BatchNorm1d(128), nn.GELU())]
+        model = nn.Sequential(nn.Linear(16, 128), *layers, nn.Dropout(0.1), nn.Linear(128, 4))
+    return Recipe(model.train(), lambda outputs, _batch: outputs.pow(2).mean(), batch)
+
+
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "gpt2": gpt2,
     "t5": t5,
@@ -150,6 +163,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "llama_lora": llama_lora,
     "deep_llama_lora": deep_llama_lora,
     "resnet": resnet,
+    "normalized": normalized,
     "odd": odd,
     "wide": wide,
 }

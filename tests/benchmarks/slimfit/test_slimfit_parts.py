@@ -34,7 +34,7 @@ def test_a_model_that_there_is_not_is_refused(tmp_path: Path) -> None:
 
 def test_only_what_a_run_has_measured_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was measured before keeps its date and its command."""
-    monkeypatch.setattr(run, "compare_lossy", lambda *given: [])
+    monkeypatch.setattr(run, "compare_lossy", lambda *given, **more: [])
     monkeypatch.setattr(run, "saved_activations", lambda model: [])
     run.run_parts(tmp_path, lambda text: None, "lossy", "vit")
     assert set(READERS["slimfit"](tmp_path)) == {"slimfit_lossy"}
@@ -65,7 +65,7 @@ def test_a_plan_with_leave_states_its_error_and_one_that_does_not_fit_says_so(
         LossyRow("vit", 0.15, 3, EXACT, False),
         LossyRow("vit", 0.3, 8, LOSSY, True, 0.2, 0.3, 9, 9, same=True),
     ]
-    monkeypatch.setattr(run, "compare_lossy", lambda *given: found)
+    monkeypatch.setattr(run, "compare_lossy", lambda *given, **more: found)
     run.run_parts(tmp_path, lambda text: None, "lossy", "vit")
     exact, lossy, none, same = rows_of(tmp_path, "slimfit_lossy")
     assert (exact["leave"], "error" in exact) == ("exact", False)
