@@ -144,7 +144,7 @@ def wide() -> Recipe:
 
 
 def normalized() -> Recipe:
-    """Return linear layers with batch normalization: buffers, and no convolution, whose workspaces differ by machine."""
+    """Return linear layers with batch normalization: buffers, and no convolution, whose workspaces machines differ in."""
 
     def batch(number: int) -> dict[str, torch.Tensor]:
         with seeded(number):
