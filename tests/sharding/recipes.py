@@ -144,7 +144,7 @@ def wide() -> Recipe:
 
 
 def normalized() -> Recipe:
-    """Return linear layers with batch normalization: buffers, and no convolution, whose workspaces machines differ in."""
+    """Return linear layers with batch normalization: it has buffers, and no convolution, whose workspaces vary."""
 
     def batch(number: int) -> dict[str, torch.Tensor]:
         with seeded(number):
