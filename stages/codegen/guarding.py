@@ -10,6 +10,7 @@ from dataclasses import replace
 from stowage.stages.codegen.names import Identifiers
 from stowage.stages.freezing.guards import guards_of
 from stowage.stages.freezing.outputs import copied_guards, optional_results
+from stowage.stages.freezing.products import trained_guards
 from stowage.stages.ir.arguments import active_text
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.plan import PlanRow
@@ -34,6 +35,7 @@ class Guarding:
         self._trace, self._nodes, self._units, self._names = trace, nodes, units, names
         self._of = bits_of(units)
         self._copied = copied_guards(trace, units) if units else {}
+        self._trained = trained_guards(trace, units) if units else {}
         self._guards = guards_of(trace, nodes, [Step.of(row) for row in rows], units) if units else None
 
     def guard(self, row: PlanRow) -> int:
@@ -81,9 +83,13 @@ class Guarding:
         return ALWAYS if found is None or implies(self.guard(row), found.guard) else found.guard
 
     def with_flags(self, call: Call, row: PlanRow) -> Call:
-        """Return a call that leaves out results which a run does not read."""
+        """Return a call that leaves out results which a run does not read, and knows whether its weight trains."""
         if self._guards is None:
             return call
+        if not (trained := self._trained.get(call.call, ALWAYS)) & ALWAYS:
+            content = json.loads(call.arguments)
+            content["args"][-1] = {_OPTIONAL: spans(self._units, trained)}
+            return replace(call, arguments=json.dumps(content))
         found = list(optional_results(self._trace, call, self._guards.outputs[row.row], self.guard(row)))
         if not found:
             return call

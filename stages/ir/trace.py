@@ -263,7 +263,7 @@ class TraceTables:
             if value.source:
                 role_of(value.source)
         for call in self.calls:
-            operator_name(f"{call.target}.of" if call.target.startswith("stowage.") else call.target)
+            operator_name(f"{call.target}.of" if call.target.count(".") == 1 else call.target)
         exists = {v.value for v in self.values if v.call < 0}
         for call in self.calls:
             for read in call.reads:

@@ -6,14 +6,17 @@
 - `store.py`: what earlier processes learned, on disk.
 - `substitutes.py`: fake kernels of our own.
 - `encoder.py`: an operator for layers of `nn.TransformerEncoder` on padded sequences.
+- `products.py`: operators for products whose kernels PyTorch chooses by what trains.
 - `failed.py`: recognizes a GPU that has failed.
 """
 
 from __future__ import annotations
 
+from stowage.stages.kernels.encoder import encoder_layer
 from stowage.stages.kernels.forms import Form, Output, output_at, outputs_of, parse_all, texts
 from stowage.stages.kernels.known import FakeKernelError, KnownOutputs, Outputs, known_outputs
 from stowage.stages.kernels.made_up import USUAL, Around, ContentKind, kinds_of, made_up
+from stowage.stages.kernels.products import matmul, matmul_input_gradient
 from stowage.stages.kernels.store import ReturnedStore
 from stowage.stages.kernels.substitutes import SUBSTITUTES
 
@@ -28,9 +31,12 @@ __all__ = [
     "Output",
     "Outputs",
     "ReturnedStore",
+    "encoder_layer",
     "kinds_of",
     "known_outputs",
     "made_up",
+    "matmul",
+    "matmul_input_gradient",
     "output_at",
     "outputs_of",
     "parse_all",

@@ -16,6 +16,7 @@ from typing import NoReturn
 
 import torch
 
+import stowage.stages.kernels  # noqa: F401 -- registers operators of our own, which a step may call
 from stowage.stages.ir.errors import PlanMismatchError
 from stowage.stages.ir.operators import ALIKE, FUNCTIONS, METHODS
 from stowage.stages.ir.source import ROLES, WORDS

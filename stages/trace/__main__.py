@@ -48,7 +48,7 @@ def main() -> None:
     make = configured_optimizer(settings)
     optimizer = make(list(workload.model.parameters())) if make else None
     loss = resolve(settings.loss, "trace.loss") if settings.loss else None
-    recorded = record_step(workload.model, workload.batch, loss=loss)
+    recorded = record_step(workload.model, workload.batch, loss=loss, freezes=parameters.solve.freeze is not None)
     trace = with_updates(
         recorded,
         workload.model,

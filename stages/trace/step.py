@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from stowage.stages.trace.capture import Captured, capture
 from stowage.stages.trace.objects.effects import Left
 from stowage.stages.trace.objects.left import Seen
 from stowage.stages.trace.objects.outside import Outside
+from stowage.stages.trace.recording.products import products_by_training
 from stowage.stages.trace.recording.readings import Readings
 from stowage.stages.trace.requires_grad import notice_of_frozen
 from stowage.stages.trace.rounds import trace_rounds
@@ -86,7 +88,8 @@ def record_step(
         decisions: see `trace_rounds`.
         touches: objects that the step may change besides those that can be reached from the others.
         merges: compute equal masks once; False for a step that is not run from its tables, but as it is.
-        freezes: parameters will be frozen; a notice says where plain PyTorch then computes with other kernels.
+        freezes: parameters will be frozen: products are recorded so that each step takes the kernels that plain PyTorch
+            takes; where others depend on what trains, a notice says so.
     """
     named = (("loss", loss), ("objective", objective), *((f"touched {i}", item) for i, item in enumerate(touches)))
     roots = {name: item for name, item in named if item is not None}
@@ -95,9 +98,10 @@ def record_step(
         def compute(model: nn.Module, batch: Any) -> list[torch.Tensor]:
             return [compute_loss(model, batch, loss=loss, objective=objective, trains=backward)]
 
-        captured = capture(
-            model, batch, compute, layouts, backward=backward, roots=roots, readings=readings, changed=changed
-        )
+        with products_by_training(of_any_weight=not backward) if freezes else nullcontext():
+            captured = capture(
+                model, batch, compute, layouts, backward=backward, roots=roots, readings=readings, changed=changed
+            )
         return replace(captured, merges=merges)
 
     captured, tables, left = trace_rounds(trace, decisions)
@@ -132,6 +136,7 @@ def trace_step(
     label: str = "",
     notices: list[str] | None = None,
     layouts: Mapping[str, torch.Tensor] | None = None,
+    freezes: bool = False,
 ) -> TraceTables:
     """Trace one training step of `model` on `batch`.
 
@@ -145,11 +150,12 @@ def trace_step(
         label: the model's name, for people.
         notices: a list to which sentences that the user should know are added.
         layouts: name of a parameter that is not in memory -> a tensor of its layout on the meta device.
+        freezes: see `record_step`.
 
     Raises:
         TraceError: the step cannot be traced; the text names the module and the line.
     """
-    recorded = record_step(model, batch, loss=loss, objective=objective, layouts=layouts)
+    recorded = record_step(model, batch, loss=loss, objective=objective, layouts=layouts, freezes=freezes)
     if notices is not None:
         notices.extend(recorded.notices)
     return with_updates(recorded, model, optimizer=optimizer, micro_batch=micro_batch, label=label)

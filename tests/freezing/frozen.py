@@ -44,20 +44,15 @@ def plain_step(
     optimizer: torch.optim.Optimizer,
     units: Sequence[Unit],
     active: list[str],
-    *,
-    dropped: bool = False,
 ) -> torch.Tensor:
-    """One iteration of plain PyTorch in which only some units require gradients, or all and those of others are
-    dropped."""
+    """One iteration of plain PyTorch in which only some units require gradients."""
     parameters = dict(model.named_parameters())
     frozen = [parameters[name] for unit in units if unit.name not in active for name in unit.parameters]
-    for parameter in frozen if not dropped else ():
+    for parameter in frozen:
         parameter.requires_grad_(False)
     value = loss_of(model, batch, loss)
     if value.requires_grad:
         torch.autograd.backward(value)
-    for parameter in frozen:
-        parameter.grad = None
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     for parameter in parameters.values():
@@ -83,7 +78,6 @@ def assert_frozen_training(
     units: Sequence[Unit],
     optimizer: MakeOptimizer = adamw,
     iterations: int = 10,
-    dropped: bool = False,
 ) -> None:
     """Losses, parameters, buffers, gradients, states and the random state agree after every iteration."""
     (plain, batch, loss), (model, _, _) = build(), build()
@@ -94,7 +88,7 @@ def assert_frozen_training(
         state = torch.get_rng_state()
         for number, active in enumerate(masks(units, iterations)):
             torch.set_rng_state(state)
-            expected = plain_step(plain, batch, loss, plain_optimizer, units, active, dropped=dropped)
+            expected = plain_step(plain, batch, loss, plain_optimizer, units, active)
             after = torch.get_rng_state()
             torch.set_rng_state(state)
             program.active.choose(active)

@@ -111,7 +111,8 @@ def test_every_parameter_is_tracked_by_its_stage() -> None:
 
 
 def test_a_stage_tracks_its_own_section() -> None:
-    others = {"partition": {"options"}, "solve": {"options"}, "train": {"trace"}}
+    """And of others what it reads: the trace of a step that freezes has operators of its own."""
+    others = {"trace": {"solve"}, "partition": {"options"}, "solve": {"options"}, "train": {"trace"}}
     asks = {"trace", "profile", "partition", "solve", "train"}
     for name, stage in pipeline().items():
         sections = {key.partition(".")[0] for key in parameters(stage)}

@@ -156,6 +156,31 @@ def normalized() -> Recipe:
     return Recipe(model.train(), lambda outputs, _batch: outputs.pow(2).mean(), batch)
 
 
+class _Mixer(nn.Module):
+    """Mixes positions by linear layers of a transposed tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.channels = nn.LayerNorm(48), nn.Linear(48, 48)
+        self.widen, self.narrow = nn.Linear(40, 80), nn.Linear(80, 40)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        mixed = self.narrow(nn.functional.dropout(nn.functional.gelu(self.widen(self.norm(x).mT)), 0.1)).mT
+        return self.channels(x + mixed)
+
+
+def mixer() -> Recipe:
+    """Return a network of whose products PyTorch chooses kernels by what trains."""
+
+    def batch(number: int) -> dict[str, torch.Tensor]:
+        with seeded(number):
+            return {"input": torch.randn(3, 40, 48)}
+
+    with seeded(0):
+        model = nn.Sequential(_Mixer(), _Mixer())
+    return Recipe(model.train(), lambda outputs, _batch: outputs.pow(2).mean(), batch)
+
+
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "gpt2": gpt2,
     "t5": t5,
@@ -164,6 +189,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "deep_llama_lora": deep_llama_lora,
     "resnet": resnet,
     "normalized": normalized,
+    "mixer": mixer,
     "odd": odd,
     "wide": wide,
 }

@@ -38,6 +38,7 @@ CASES: list[tuple[str, str, str, UnitKind]] = [
     ("t5", "adamw", "65%", "block"),
     ("resnet", "momentum", "85%", "saving"),
     ("odd", "adamw", "120%", "parameter"),
+    ("mixer", "adamw", "110%", "saving"),
 ]
 
 

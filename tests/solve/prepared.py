@@ -88,14 +88,16 @@ def prepare_trace(trace: TraceTables, levels: int = 4) -> Prepared:
 
 
 @cache
-def prepared_zoo(name: str, optimizer: str = "AdamW") -> Prepared:
+def prepared_zoo(name: str, optimizer: str = "AdamW", *, freezes: bool = False) -> Prepared:
     """A model of the zoo, traced once a session; never train the objects behind it."""
     from tests.zoo import ZOO
 
-    return prepare_model(ZOO[name], name, optimizer)
+    return prepare_model(ZOO[name], name, optimizer, freezes=freezes)
 
 
-def prepare_model(build: Callable[[], Any], name: str, optimizer: str = "AdamW", levels: int = 4) -> Prepared:
+def prepare_model(
+    build: Callable[[], Any], name: str, optimizer: str = "AdamW", levels: int = 4, *, freezes: bool = False
+) -> Prepared:
     """Trace a model; never train the objects behind it."""
     import torch
 
@@ -103,4 +105,5 @@ def prepare_model(build: Callable[[], Any], name: str, optimizer: str = "AdamW",
 
     model, batch, loss = build()
     made: Any = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-3) if optimizer else None
-    return prepare_trace(trace_step(model, batch, loss=loss, optimizer=made, label=name), levels)
+    trace = trace_step(model, batch, loss=loss, optimizer=made, label=name, freezes=freezes)
+    return prepare_trace(trace, levels)

@@ -1,0 +1,82 @@
+"""Records products with a weight that may be frozen as operators that compute them as eager does in either case."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from stowage.stages.kernels.products import depends_on_training, matmul, matmul_input_gradient, weight_gradient
+
+_ALONE = threading.RLock()
+"""PyTorch has one kernel for all threads: one of them replaces it at a time."""
+
+_BEFORE = torch._C.DispatchKey.CompositeImplicitAutograd
+_KEYS = ("AutogradCPU", "AutogradCUDA")
+_aten_matmul: Any = torch.ops.aten.matmul.default
+
+
+@contextmanager
+def products_by_training(*, of_any_weight: bool = False) -> Iterator[None]:
+    """Replace `aten::matmul` inside the block, in this thread, where its kernels depend on what trains.
+
+    Args:
+        of_any_weight: also where the weight requires no gradients: to compare forwards call by call.
+    """
+    own = threading.get_ident()
+
+    def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        if threading.get_ident() != own or not depends_on_training(x, weight):
+            return _plain(x, weight)
+        if not of_any_weight and not (torch.is_grad_enabled() and _is_parameter(weight)):
+            return _plain(x, weight)
+        return _Product.apply(x, weight)  # type: ignore[no-untyped-call, no-any-return]
+
+    with _ALONE:
+        library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+        try:
+            for key in _KEYS:
+                library.impl("matmul", product, key)
+            yield
+        finally:
+            library._destroy()
+
+
+def _plain(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return the product by PyTorch's kernel, which was there before; `decompose` would take one in Python."""
+    return _aten_matmul._op_dk(_BEFORE, x, weight)  # type: ignore[no-any-return]
+
+
+def _is_parameter(weight: torch.Tensor) -> bool:
+    """Say whether a tensor requires gradients for one leaf alone, of which it is a view or a copy in another type."""
+    if weight.is_leaf:
+        return bool(weight.requires_grad)
+    node: Any = weight.grad_fn
+    while node is not None and not hasattr(node, "variable"):
+        following = [other for other, _ in node.next_functions]
+        node = following[0] if len(following) == 1 else None
+    return node is not None
+
+
+class _Product(torch.autograd.Function):
+    """The product and its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Return the product as it is if the weight trains; a plan decides in each step."""
+        ctx.save_for_backward(x, weight)
+        product: torch.Tensor = matmul(x, weight, True)
+        return product
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return the gradients of both."""
+        x, weight = ctx.saved_tensors
+        (gradient,) = gradients
+        return (
+            matmul_input_gradient(gradient, weight, True) if ctx.needs_input_grad[0] else None,
+            weight_gradient(gradient, x, weight) if ctx.needs_input_grad[1] else None,
+        )
