@@ -80,7 +80,7 @@ class TrainingStep(Storing):
         )
         self._budget, self._ranks = planner.budget, planner.ranks
         self._history = History()
-        compute = partial(compute_loss, loss=steps.loss, objective=steps.objective)
+        compute = partial(compute_loss, loss=steps.loss, objective=steps.objective, trains=False)  # all may be frozen
         roots = (steps.loss, steps.objective, *steps.touches)
         left_out = frozen.frozen_parameters if frozen is not None else frozenset[str]
         self._net = Net(model, optimizer, compute, roots, check, say, planner.ranks, left_out)

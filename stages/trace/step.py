@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -89,16 +90,18 @@ def record_step(
         touches: objects that the step may change besides those that can be reached from the others.
         merges: compute equal masks once; False for a step that is not run from its tables, but as it is.
         freezes: parameters will be frozen: products are recorded so that each step takes the kernels that plain PyTorch
-            takes; where others depend on what trains, a notice says so.
+            takes; where something else depends on what trains, a notice says so, and they are not.
     """
     named = (("loss", loss), ("objective", objective), *((f"touched {i}", item) for i, item in enumerate(touches)))
     roots = {name: item for name, item in named if item is not None}
 
-    def trace(readings: Readings, changed: Sequence[Seen] = (), *, backward: bool = True) -> Captured:
+    def trace(
+        readings: Readings, changed: Sequence[Seen] = (), *, backward: bool = True, by_training: bool = freezes
+    ) -> Captured:
         def compute(model: nn.Module, batch: Any) -> list[torch.Tensor]:
             return [compute_loss(model, batch, loss=loss, objective=objective, trains=backward)]
 
-        with products_by_training(of_any_weight=not backward) if freezes else nullcontext():
+        with products_by_training(of_any_weight=not backward) if by_training else nullcontext():
             captured = capture(
                 model, batch, compute, layouts, backward=backward, roots=roots, readings=readings, changed=changed
             )
@@ -109,7 +112,9 @@ def record_step(
     if freezes:
         decided = tuple(truth for _, truth in captured.readings.truths)
         said = notice_of_frozen(model, lambda: trace(Readings(decisions=decided), backward=False))
-        notices = [*notices, *([said] if said else [])]
+        if said:  # then all of it is as if everything trained
+            captured, tables, left = trace_rounds(partial(trace, by_training=False), decisions)
+            notices = [*captured.notices, said]
     return Recorded(
         tables.storages,
         tables.values,

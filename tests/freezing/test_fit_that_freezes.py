@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -95,6 +97,44 @@ def test_pictures(name: str, budget: str, quick: Fit) -> None:
     step = quick(model, batch, adamw, device_budget=budget, loss=loss, freeze=Freeze(policy=policy))
     own = lambda model, batch: loss_of(model, batch, loss)  # noqa: E731
     assert_equal_to_plain(step, policy, plain, adamw(plain.parameters()), own, [batch])
+
+
+FROZEN = "STOWAGE_TEST_FROZEN"
+"""A variable of the environment, which is not put back after a forward."""
+
+
+class Mixing(nn.Module):
+    """Multiplies transposed tensors, of which PyTorch chooses kernels by what trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.widen, self.narrow, self.channels = nn.Linear(40, 80), nn.Linear(80, 40), nn.Linear(48, 48)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        os.environ[FROZEN] = " ".join(name for name, p in self.named_parameters() if not p.requires_grad)
+        return self.channels(x + self.narrow(self.widen(x.mT).relu()).mT)
+
+
+def test_plain_pytorch_beside_it_freezes_too(quick: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would take other kernels than the step, and its last bits could differ."""
+    monkeypatch.setenv(FROZEN, "")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Mixing()
+    plain, policy, x = copy.deepcopy(model), Given(), torch.randn(3, 40, 48)
+    square = lambda out, batch: out.square().mean()  # noqa: E731
+    more: dict[str, Any] = {"loss": square, "check": "gradients", "freeze": Freeze(policy=policy)}
+    step = quick(model, x, adamw, device_budget="150%", **more)
+    units = units_in(step)
+    policy.masks = [[unit.name] for unit in units]
+    names = {name for name, _ in model.named_parameters()}
+    for unit in units[:2]:
+        step(x)
+        assert set(os.environ[FROZEN].split()) == names.difference(unit.parameters)
+    assert all(p.requires_grad for p in model.parameters())
+    fresh = quick(copy.deepcopy(plain), x, adamw, device_budget="150%", **more | {"check": "always"})
+    own = lambda model, batch: square(model(batch), batch)  # noqa: E731
+    assert_equal_to_plain(fresh, policy, plain, adamw(plain.parameters()), own, [x])
 
 
 @pytest.mark.parametrize("budget", ["150%", "75%"])

@@ -11,6 +11,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import nn
 
+from stowage.flows.api.check.frozen import requiring_no_gradients
 from stowage.stages.runtime.offload.contents import Contents
 from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.runtime.random.generators import GeneratorStates
@@ -54,6 +55,7 @@ def plain_step(
     parameters: Mapping[str, torch.Tensor],
     max_grad_norm: float | None,
     left_out: frozenset[str] = frozenset(),
+    frozen: bool = False,
 ) -> PlainStep:
     """Run one iteration with everything in memory and return its results; afterwards all is as before.
 
@@ -66,6 +68,7 @@ def plain_step(
         parameters: parameters of the model and others that the step trains, by name.
         max_grad_norm: the norm to clip gradients to, or None.
         left_out: parameters that are frozen in this step: their gradients are dropped.
+        frozen: these parameters require no gradients, by which PyTorch chooses kernels.
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     generators, saved = GeneratorStates.now(device), Saved()
@@ -73,11 +76,13 @@ def plain_step(
     state = PythonState((model, compute, *roots, batch, *parameters.values(), *attributes))
     torch.clear_autocast_cache()
     try:
-        with Guard(EVERYTHING, None, saved), torch.enable_grad():
+        absent = [parameters[name] for name in left_out] if frozen else []
+        with Guard(EVERYTHING, None, saved), torch.enable_grad(), requiring_no_gradients(absent):
             loss = compute(model, batch)
             found = PlainStep(Number.of(loss))
             with without_autocast():
-                loss.backward()  # type: ignore[no-untyped-call]
+                if loss.requires_grad:
+                    loss.backward()  # type: ignore[no-untyped-call]
                 del loss
                 torch.clear_autocast_cache()
                 for name in left_out:

@@ -16,12 +16,14 @@ from torch import nn
 
 from stowage.flows.api.check.agreement import AgreementHistory, close, digests, repeats, same_loss
 from stowage.flows.api.check.all_ranks import on_all
+from stowage.flows.api.check.frozen import requiring_no_gradients
 from stowage.flows.api.check.observer import Observer
 from stowage.flows.api.check.plain_step import PlainStep, first_difference, plain_step
 from stowage.flows.api.check.when import Check
 from stowage.flows.planning.planned import Planned
 from stowage.stages.device import unique_bytes
 from stowage.stages.device.heap import available_bytes
+from stowage.stages.freezing.products import PRODUCTS
 from stowage.stages.ir.errors import OffloadedError, size_text
 from stowage.stages.ir.shadow import forward_bytes, forward_reads, workspaces
 from stowage.stages.ir.updates import UPDATE_ALL
@@ -60,6 +62,8 @@ class _Watched(AgreementHistory):
     workspaces: dict[str, int] = field(kw_only=True)
     draws_later: bool = field(kw_only=True)
     jointly: bool = field(kw_only=True)
+    by_training: bool = field(kw_only=True)
+    """Its kernels depend on what trains, as plain PyTorch's do."""
 
 
 class Net:
@@ -114,7 +118,7 @@ class Net:
         if everything and not known.planned.summary.exact:
             self._say("Gradients are not compared with plain PyTorch's, since this plan may change them; the loss is.")
             everything = False
-        whole = self._whole(known, batch) if everything else None
+        whole = self._whole(watched, known, batch) if everything else None
         program.fresh = False  # the model is called first, and may change itself
         program.enter()
         seen = self._plain_on_all(program, watched, batch)
@@ -193,6 +197,7 @@ class Net:
             workspaces=workspaces(trace, planned.nodes),
             draws_later=any(c.is_random and c.phase != "forward" for c in trace.calls),
             jointly=any(c.target == UPDATE_ALL for c in trace.calls),
+            by_training=any(c.target in PRODUCTS for c in trace.calls),
         )
         return found
 
@@ -208,7 +213,8 @@ class Net:
         most = watched.forward_bytes + max(watched.workspaces.values(), default=0)
         room = Room(free, free > AMPLE * most, watched.workspaces)
         try:
-            return watched.shadow.run(batch, room, program.lender)
+            with requiring_no_gradients(self._frozen(program) if watched.by_training else ()):
+                return watched.shadow.run(batch, room, program.lender)
         except NoRoom as error:
             self._waits(
                 f"its forward takes at least {size_text(error.nbytes)} beside what is in memory, and the budget has "
@@ -220,7 +226,12 @@ class Net:
             self._waits(str(error).rstrip("."))
         return None
 
-    def _whole(self, known: KnownSteps, batch: Any) -> PlainStep | None:
+    def _frozen(self, program: Program) -> list[torch.Tensor]:
+        """Return the parameters that are frozen now, as model and loss find them."""
+        parameters = {**program.parameters(), **dict(self._model.named_parameters())}
+        return [parameters[name] for name in self._left_out()]
+
+    def _whole(self, watched: _Watched, known: KnownSteps, batch: Any) -> PlainStep | None:
         """Return the results of a whole iteration of plain PyTorch; None where there is no memory for it."""
         program, micro_batch = known.program, known.micro_batch
         parameters = program.parameters()
@@ -243,6 +254,7 @@ class Net:
             parameters=parameters,
             max_grad_norm=micro_batch.max_grad_norm,
             left_out=self._left_out(),
+            frozen=watched.by_training,
         )
 
     def _waits(self, reason: str) -> None:
