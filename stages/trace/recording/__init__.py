@@ -8,6 +8,7 @@
 - `values.py`: functions that read a tensor's memory without a call that PyTorch dispatches.
 - `packing.py`: decisions of `transformers` on masks and positions.
 - `nested.py`: `nn.TransformerEncoder` on padded sequences.
+- `composite.py`: operators that PyTorch composes of others.
 - `products.py`: products with a weight that may be frozen.
 - `checkpointing.py`: the model's own gradient checkpointing, switched off.
 """

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from stowage.stages.kernels.products import depends_on_training, matmul, matmul_input_gradient, weight_gradient
+from stowage.stages.trace.recording.composite import composed
 
 _ALONE = threading.RLock()
 """PyTorch has one kernel for all threads: one of them replaces it at a time."""
 
-_BEFORE = torch._C.DispatchKey.CompositeImplicitAutograd
 _KEYS = ("AutogradCPU", "AutogradCUDA")
-_aten_matmul: Any = torch.ops.aten.matmul.default
+_MATMUL: Any = torch.ops.aten.matmul.default
 
 
 @contextmanager
@@ -30,9 +30,9 @@ def products_by_training(*, of_any_weight: bool = False) -> Iterator[None]:
 
     def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if threading.get_ident() != own or not depends_on_training(x, weight):
-            return _plain(x, weight)
+            return composed(_MATMUL, x, weight)  # type: ignore[no-any-return]
         if not of_any_weight and not (torch.is_grad_enabled() and _is_parameter(weight)):
-            return _plain(x, weight)
+            return composed(_MATMUL, x, weight)  # type: ignore[no-any-return]
         return _Product.apply(x, weight)  # type: ignore[no-untyped-call, no-any-return]
 
     with _ALONE:
@@ -43,11 +43,6 @@ def products_by_training(*, of_any_weight: bool = False) -> Iterator[None]:
             yield
         finally:
             library._destroy()
-
-
-def _plain(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return the product by PyTorch's kernel, which was there before; `decompose` would take one in Python."""
-    return _aten_matmul._op_dk(_BEFORE, x, weight)  # type: ignore[no-any-return]
 
 
 def _is_parameter(weight: torch.Tensor) -> bool:

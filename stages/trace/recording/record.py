@@ -25,6 +25,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from stowage.stages.ir.errors import TraceError
 from stowage.stages.ir.results import flat_results, grouped, groups_of, places
 from stowage.stages.trace.calls.operators import draws_by_itself, is_random
+from stowage.stages.trace.recording.composite import composed
 from stowage.stages.trace.recording.fake import TrueKernels
 from stowage.stages.workload.executed import noting
 
@@ -261,7 +262,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             args, kwargs = pytree.tree_unflatten(flat, structure)
         if func._can_decompose() and autograd_would_have_decomposed(func, flat):
             with self:
-                result = func.decompose(*args, **kwargs)
+                result = composed(func, *args, **kwargs)
             if result is not NotImplemented:
                 return result
         if func is aten.lift_fresh.default:
