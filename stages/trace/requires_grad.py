@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import zip_longest
 from typing import Any
 
@@ -13,24 +13,26 @@ from torch import fx, nn
 
 from stowage.stages.ir.errors import TraceError
 from stowage.stages.trace.capture import Captured
+from stowage.stages.trace.recording.products import products_by_training
 from stowage.stages.trace.recording.record import PATH
 
 
-def notice_of_frozen(model: nn.Module, forward: Callable[[], Captured]) -> str:
+def notice_of_frozen(model: nn.Module, forward: Callable[[AbstractContextManager[None]], Captured]) -> str:
     """Return what the user of a step that freezes should know of its last bits; "" where there is nothing to say.
 
-    A plan that freezes runs the kernels of the step in which everything trains. PyTorch takes others in places: a
-    product folds an input that does not lie in order only if the weight requires gradients, and attention is fused only
-    if its mask does not.
+    A plan that freezes runs the kernels of the step in which everything trains, but for products with a weight that
+    trains or not, which are recorded so that a step takes its own. PyTorch takes others elsewhere too: attention is
+    fused only if its mask does not require gradients.
 
     Args:
         model: any module.
-        forward: traces its forward and the loss as they are in training, without backward.
+        forward: traces its forward and the loss inside a block, as they are in training, without backward.
     """
     try:
-        trained = _calls(forward())
+        taken: list[bool] = []
+        trained = _calls(forward(products_by_training(taken)))
         with _frozen(model), warnings.catch_warnings(action="ignore"):
-            frozen = _calls(forward())
+            frozen = _calls(forward(products_by_training(taken, again=True)))
     except TraceError:  # code that needs something to train, or that another thread disturbs, cannot be asked
         return ""
     for (call, place), (other, _) in zip_longest(trained, frozen, fillvalue=(None, "")):

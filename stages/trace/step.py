@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -96,12 +96,16 @@ def record_step(
     roots = {name: item for name, item in named if item is not None}
 
     def trace(
-        readings: Readings, changed: Sequence[Seen] = (), *, backward: bool = True, by_training: bool = freezes
+        readings: Readings,
+        changed: Sequence[Seen] = (),
+        *,
+        backward: bool = True,
+        products: AbstractContextManager[None] | None = None,
     ) -> Captured:
         def compute(model: nn.Module, batch: Any) -> list[torch.Tensor]:
             return [compute_loss(model, batch, loss=loss, objective=objective, trains=backward)]
 
-        with products_by_training(of_any_weight=not backward) if by_training else nullcontext():
+        with products or (products_by_training() if freezes else nullcontext()):
             captured = capture(
                 model, batch, compute, layouts, backward=backward, roots=roots, readings=readings, changed=changed
             )
@@ -111,9 +115,11 @@ def record_step(
     notices = captured.notices
     if freezes:
         decided = tuple(truth for _, truth in captured.readings.truths)
-        said = notice_of_frozen(model, lambda: trace(Readings(decisions=decided), backward=False))
+        said = notice_of_frozen(
+            model, lambda products: trace(Readings(decisions=decided), backward=False, products=products)
+        )
         if said:  # then all of it is as if everything trained
-            captured, tables, left = trace_rounds(partial(trace, by_training=False), decisions)
+            captured, tables, left = trace_rounds(partial(trace, products=nullcontext()), decisions)
             notices = [*captured.notices, said]
     return Recorded(
         tables.storages,

@@ -45,6 +45,17 @@ class Left(nn.Module):
         return self.weight @ x
 
 
+class Derived(nn.Module):
+    """A product with a weight that is computed from two parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.utils.parametrizations.weight_norm(nn.Linear(4, 8))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.linear(x.mT)
+
+
 class Biased(nn.Module):
     """Attention with a bias that is learnt, which PyTorch fuses only where it is not."""
 
@@ -84,7 +95,9 @@ def said(model: nn.Module, batch: Any, loss: Loss | None) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("model", "where"), [(Left(), "The forward"), (Biased(), "The forward"), (Asks(), "'linear'")], ids=type
+    ("model", "where"),
+    [(Left(), "The forward"), (Derived(), "'linear'"), (Biased(), "The forward"), (Asks(), "'linear'")],
+    ids=type,
 )
 def test_other_kernels_are_told(model: nn.Module, where: str) -> None:
     (notice,) = said(model, torch.randn(2, 4, 8), mean)

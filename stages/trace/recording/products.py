@@ -20,20 +20,28 @@ _MATMUL: Any = torch.ops.aten.matmul.default
 
 
 @contextmanager
-def products_by_training(*, of_any_weight: bool = False) -> Iterator[None]:
+def products_by_training(taken: list[bool] | None = None, *, again: bool = False) -> Iterator[None]:
     """Replace `aten::matmul` inside the block, in this thread, where its kernels depend on what trains.
 
     Args:
-        of_any_weight: also where the weight requires no gradients: to compare forwards call by call.
+        taken: a list that says of each such product, in their order, whether it is replaced.
+        again: the list is there already, of a forward of the same model in which something else trained.
     """
     own = threading.get_ident()
+    before = iter(taken or ())
+
+    def replaces(weight: torch.Tensor) -> bool:
+        if again:
+            return next(before, False)
+        found = torch.is_grad_enabled() and _is_parameter(weight)
+        if taken is not None:
+            taken.append(found)
+        return found
 
     def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        if threading.get_ident() != own or not depends_on_training(x, weight):
-            return composed(_MATMUL, x, weight)  # type: ignore[no-any-return]
-        if not of_any_weight and not (torch.is_grad_enabled() and _is_parameter(weight)):
-            return composed(_MATMUL, x, weight)  # type: ignore[no-any-return]
-        return _Product.apply(x, weight)  # type: ignore[no-untyped-call, no-any-return]
+        if threading.get_ident() == own and depends_on_training(x, weight) and replaces(weight):
+            return _Product.apply(x, weight)  # type: ignore[no-untyped-call, no-any-return]
+        return composed(_MATMUL, x, weight)  # type: ignore[no-any-return]
 
     with _ALONE:
         library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
