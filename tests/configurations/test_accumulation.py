@@ -153,7 +153,10 @@ def test_gradients_that_wait_are_in_the_plan(quick: Fit) -> None:
 
 @pytest.mark.parametrize(
     ("count", "lossy"),
-    [(2, None), pytest.param(4, Lossy(["bf16", "fixed8", "int8", "int8_group", "int4_group"]), marks=pytest.mark.long)],
+    [
+        pytest.param(2, None, marks=pytest.mark.long),
+        pytest.param(4, Lossy(["bf16", "fixed8", "int8", "int8_group", "int4_group"]), marks=pytest.mark.long),
+    ],
 )
 def test_a_budget_that_only_the_first_micro_batch_fits_is_refused_at_once(
     count: int, lossy: Lossy | None, quick: Fit

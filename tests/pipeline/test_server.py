@@ -47,6 +47,7 @@ def served(tiny: Path, prefect_home: None, tmp_path_factory: pytest.TempPathFact
         worker.wait(600)
 
 
+@pytest.mark.long
 def test_both_deployments_run_at_once(tiny: Path, served: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
     """One with overrides, and with blocks that miss in the store: they are tasks, and the project stays as it was."""
     overrides = {"options.seed": 7, "solve.device_budget": "85%"}

@@ -89,6 +89,7 @@ def test_one_process_goes_on_from_the_whole_state(trained: tuple[Path, list[Any]
     assert {n for n, t in run.whole().items() if not torch.equal(t, expected[n])} == set()
 
 
+@pytest.mark.long
 def test_three_ranks_go_on_from_two_and_two_from_one_process(trained: tuple[Path, list[Any]], tmp_path: Path) -> None:
     folder, runs = trained
     three = run_on_ranks(MODULE, "resume", str(folder), WHOLE, "checkpoint", ranks=3, limit_s=LIMIT_S)

@@ -77,6 +77,7 @@ def _moved(stores: Path) -> tuple[dict[str, Any], dict[str, float]]:
     return chosen(step), found
 
 
+@pytest.mark.long
 def test_all_ranks_know_how_far_whole_units_moved(fit_stores: Path) -> None:
     (state, expected), other = on_ranks(2, _moved, fit_stores)
     assert (state, expected) == other

@@ -150,6 +150,7 @@ def test_a_rank_that_fails_tells_the_others_at_once(tmp_path: Path) -> None:
     assert first.error["at"] - event(last) < END_S
 
 
+@pytest.mark.long
 def test_all_of_three_ranks_end_when_one_is_killed(tmp_path: Path) -> None:
     found = run(tmp_path / "run", "killed", ranks=3, at=0)
     assert [rank.code for rank in found] == [1, 1, -signal.SIGKILL]

@@ -53,7 +53,7 @@ def launched(launcher: Sequence[str], what: str, stores: Path, folder: Path, *mo
             ("trainer", ["--multi_gpu"]),
             ("trainer", ["--use_fsdp", "--fsdp_version", "2"]),
         ],
-        keep=[("loop", ["--multi_gpu"]), ("stow", ["--multi_gpu"])],
+        keep=[("stow", ["--multi_gpu"])],
     ),
 )
 def test_accelerate_launch_gives_the_numbers_of_torchrun_and_ddp(

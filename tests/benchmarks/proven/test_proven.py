@@ -31,6 +31,7 @@ def test_points_of_others_are_read_from_the_page_of_the_remat_benchmark(tmp_path
     ]
 
 
+@pytest.mark.long
 def test_cells_are_kept_one_by_one_and_make_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, pages = tmp_path / "out", _pages(tmp_path / "measured")
     said: list[str] = []
