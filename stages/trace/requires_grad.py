@@ -17,8 +17,10 @@ from stowage.stages.trace.recording.products import products_by_training
 from stowage.stages.trace.recording.record import PATH
 
 
-def notice_of_frozen(model: nn.Module, forward: Callable[[AbstractContextManager[None]], Captured]) -> str:
-    """Return what the user of a step that freezes should know of its last bits; "" where there is nothing to say.
+def notice_of_frozen(model: nn.Module, forward: Callable[[AbstractContextManager[None]], Captured]) -> str | None:
+    """Return what the user of a step that freezes should know of its last bits.
+
+    "" says that there is nothing, and None that the forward does not tell.
 
     A plan that freezes runs the kernels of the step in which everything trains, but for products with a weight that
     trains or not, which are recorded so that a step takes its own. PyTorch takes others elsewhere too: attention is
@@ -34,7 +36,7 @@ def notice_of_frozen(model: nn.Module, forward: Callable[[AbstractContextManager
         with _frozen(model), warnings.catch_warnings(action="ignore"):
             frozen = _calls(forward(products_by_training(taken, again=True)))
     except TraceError:  # code that needs something to train, or that another thread disturbs, cannot be asked
-        return ""
+        return None
     for (call, place), (other, _) in zip_longest(trained, frozen, fillvalue=(None, "")):
         if call != other:
             where = f"Module '{place}'" if place else "The forward"

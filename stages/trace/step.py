@@ -118,9 +118,9 @@ def record_step(
         said = notice_of_frozen(
             model, lambda products: trace(Readings(decisions=decided), backward=False, products=products)
         )
-        if said:  # then all of it is as if everything trained
+        if said != "":  # then all of it is as if everything trained
             captured, tables, left = trace_rounds(partial(trace, products=nullcontext()), decisions)
-            notices = [*captured.notices, said]
+            notices = [*captured.notices, *([said] if said else [])]
     return Recorded(
         tables.storages,
         tables.values,

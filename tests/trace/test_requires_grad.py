@@ -56,6 +56,18 @@ class Derived(nn.Module):
         return self.linear(x.mT)
 
 
+class Masked(nn.Module):
+    """A product with a weight of which some elements are left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 8))
+        self.register_buffer("mask", torch.rand(4, 8) < 0.5)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return x.mT @ self.weight.masked_fill(self.mask, 0.0)
+
+
 class Biased(nn.Module):
     """Attention with a bias that is learnt, which PyTorch fuses only where it is not."""
 
@@ -96,7 +108,13 @@ def said(model: nn.Module, batch: Any, loss: Loss | None) -> list[str]:
 
 @pytest.mark.parametrize(
     ("model", "where"),
-    [(Left(), "The forward"), (Derived(), "'linear'"), (Biased(), "The forward"), (Asks(), "'linear'")],
+    [
+        (Left(), "The forward"),
+        (Masked(), "The forward"),
+        (Derived(), "'linear'"),
+        (Biased(), "The forward"),
+        (Asks(), "'linear'"),
+    ],
     ids=type,
 )
 def test_other_kernels_are_told(model: nn.Module, where: str) -> None:

@@ -16,6 +16,13 @@ _ALONE = threading.RLock()
 """PyTorch has one kernel for all threads: one of them replaces it at a time."""
 
 _KEYS = ("AutogradCPU", "AutogradCUDA")
+_VIEWS = frozenset(
+    f"{name}Backward0"
+    for name in (
+        *("Alias", "Clone", "Expand", "Permute", "ReshapeAlias", "Select", "Slice", "Split", "SplitWithSizes"),
+        *("Squeeze", "T", "ToCopy", "Transpose", "Unbind", "UnsafeView", "Unsqueeze", "View"),
+    )
+)
 _MATMUL: Any = torch.ops.aten.matmul.default
 
 
@@ -58,10 +65,9 @@ def _is_parameter(weight: torch.Tensor) -> bool:
     if weight.is_leaf:
         return bool(weight.requires_grad)
     node: Any = weight.grad_fn
-    while node is not None and not hasattr(node, "variable"):
-        following = [other for other, _ in node.next_functions]
-        node = following[0] if len(following) == 1 else None
-    return node is not None
+    while node is not None and node.name() in _VIEWS:
+        ((node, _),) = node.next_functions
+    return hasattr(node, "variable")
 
 
 class _Product(torch.autograd.Function):
