@@ -142,13 +142,15 @@ def test_nothing_is_said_of_others(name: str) -> None:
 def test_code_that_needs_gradients_is_left_alone() -> None:
     """A hook on a tensor that does not require gradients is an error, of which nothing is left behind."""
 
-    class Hooked(Left):
+    class Hooked(Turned):
         def forward(self, x: torch.Tensor) -> Any:
             y = super().forward(x)
             y.register_hook(lambda gradient: gradient)
             return y
 
     assert said(Hooked(), torch.randn(2, 4, 8), mean) == []
+    found = record_step(Hooked(), torch.randn(2, 4, 8), loss=mean, freezes=True)
+    assert not any(call.target == PRODUCT for call in found.calls), "plain PyTorch cannot run beside it and freeze"
 
 
 def test_fit_says_it_once(fit_stores: Path) -> None:
