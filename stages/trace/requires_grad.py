@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from itertools import zip_longest
 from typing import Any
@@ -33,7 +33,7 @@ def notice_of_frozen(model: nn.Module, forward: Callable[[AbstractContextManager
     try:
         taken: list[bool] = []
         trained = _calls(forward(products_by_training(taken)))
-        with _frozen(model), warnings.catch_warnings(action="ignore"):
+        with requiring_no_gradients(model.parameters()), warnings.catch_warnings(action="ignore"):
             frozen = _calls(forward(products_by_training(taken, again=True)))
     except TraceError:  # code that needs something to train, or that another thread disturbs, cannot be asked
         return None
@@ -49,8 +49,9 @@ def notice_of_frozen(model: nn.Module, forward: Callable[[AbstractContextManager
 
 
 @contextmanager
-def _frozen(model: nn.Module) -> Iterator[None]:
-    changed = [parameter for parameter in model.parameters() if parameter.requires_grad]
+def requiring_no_gradients(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Let some parameters require no gradients inside the block, as plain PyTorch freezes them."""
+    changed = [parameter for parameter in parameters if parameter.requires_grad]
     try:
         for parameter in changed:
             parameter.requires_grad_(False)

@@ -11,13 +11,13 @@ import torch
 import torch.utils._pytree as pytree
 from torch import nn
 
-from stowage.flows.api.check.frozen import requiring_no_gradients
 from stowage.stages.runtime.offload.contents import Contents
 from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.runtime.random.generators import GeneratorStates
 from stowage.stages.runtime.random.python_state import PythonState
 from stowage.stages.runtime.shadow.guard import Guard, Room, Saved
 from stowage.stages.runtime.shadow.shadow import Compute, Number
+from stowage.stages.trace.requires_grad import requiring_no_gradients
 from stowage.stages.workload.autocast import without_autocast
 
 EVERYTHING = Room(sys.maxsize, is_ample=True)

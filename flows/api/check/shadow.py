@@ -16,7 +16,6 @@ from torch import nn
 
 from stowage.flows.api.check.agreement import AgreementHistory, close, digests, repeats, same_loss
 from stowage.flows.api.check.all_ranks import on_all
-from stowage.flows.api.check.frozen import requiring_no_gradients
 from stowage.flows.api.check.observer import Observer
 from stowage.flows.api.check.plain_step import PlainStep, first_difference, plain_step
 from stowage.flows.api.check.when import Check
@@ -35,6 +34,7 @@ from stowage.stages.runtime.shadow.operators import Operators
 from stowage.stages.runtime.shadow.shadow import Compute, Number, Shadow, ShadowSeen, digest
 from stowage.stages.runtime.sharding.plain_forward import in_step
 from stowage.stages.runtime.sharding.ranks import Ranks
+from stowage.stages.trace.requires_grad import requiring_no_gradients
 from stowage.stages.workload.autocast import without_autocast
 
 if TYPE_CHECKING:
