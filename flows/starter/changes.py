@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stowage.flows.starter.answers import Model, module_file, names_in
-from stowage.flows.starter.merge import with_deployments, with_lines, with_sections, with_stages
+from stowage.flows.starter.merge import with_deployments, with_keys, with_lines, with_sections, with_stages
 from stowage.flows.starter.templates import WORKFLOW, parameters, template, workflow
 from stowage.stages.inputs.named import SOURCE_FOLDERS
 from stowage.stages.ir.errors import StowageError
@@ -66,8 +66,15 @@ def changes_of(
     left: list[str] = []
     data = _model_file(root, model, found)
     wanted = parameters(model, device, data)
-    _join(found, root, "params.yaml", wanted, with_sections)
-    _join(found, root, "dvc.yaml", template("dvc.yaml"), with_stages)
+    stages = template("dvc.yaml")
+    _join(
+        found,
+        root,
+        "params.yaml",
+        wanted,
+        lambda text, new, path: with_keys(with_sections(text, new, path), new, stages, path),
+    )
+    _join(found, root, "dvc.yaml", stages, with_stages)
     name = root.resolve().name or "project"
     _join(found, root, "prefect.yaml", template("prefect.yaml", name=_plain_name(name)), with_deployments)
     for path in ("gitignore", "dvcignore"):

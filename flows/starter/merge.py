@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.util import load_yaml_guess_indent
 
@@ -36,6 +38,49 @@ def with_sections(text: str, wanted: str, path: str) -> str:
     if not missing:
         return text
     return "\n\n".join([text.rstrip("\n"), *missing]) + "\n"
+
+
+def with_keys(text: str, wanted: str, stages: str, path: str) -> str:
+    """Return `params.yaml` with the keys that stages track one by one, with the values of `wanted` where it lacks them.
+
+    DVC runs no stage whose key is missing.
+
+    Args:
+        text: a `params.yaml` with all sections.
+        wanted: the `params.yaml` of a new project.
+        stages: the `dvc.yaml` of a new project.
+        path: where `text` is from.
+
+    Raises:
+        StowageError: a section is something else than a mapping.
+    """
+    defaults = YAML(typ="safe").load(wanted)
+    for key in _tracked_keys(stages):
+        section, _, name = key.partition(".")
+        text = _with_key(text, section, name, defaults[section][name], path)
+    return text
+
+
+def _with_key(text: str, section: str, name: str, value: Any, path: str) -> str:
+    content, style = _load(text, path)
+    there = content.get(section)
+    if not isinstance(there, CommentedMap | None):
+        raise StowageError(f"{section} in {path} is not a mapping: mend it, or remove it.")
+    if there and name in there:
+        return text
+    if not there or there.fa.flow_style():
+        content[section] = there or CommentedMap()
+        content[section].insert(0, name, value)
+        return _dump(content, style)
+    lines = text.splitlines(keepends=True)  # everything else stays as it was written
+    lines.insert(there.lc.line, f"{' ' * there.lc.col}{name}: {json.dumps(value)}\n")
+    return "".join(lines)
+
+
+def _tracked_keys(stages: str) -> list[str]:
+    """Return the keys within a section of `params.yaml` that a `dvc.yaml` names, such as `solve.freeze`."""
+    tracked = [key for stage in YAML(typ="safe").load(stages)["stages"].values() for key in stage["params"]]
+    return sorted({key for key in tracked if isinstance(key, str) and "." in key})
 
 
 def with_stages(text: str, wanted: str, path: str) -> str:

@@ -15,7 +15,7 @@ from stowage.flows.pipeline import project
 from stowage.flows.starter import start as starting
 from stowage.flows.starter.answers import Model, choose_model, model_of
 from stowage.flows.starter.changes import changes_of
-from stowage.flows.starter.merge import with_deployments, with_lines, with_sections, with_stages
+from stowage.flows.starter.merge import with_deployments, with_keys, with_lines, with_sections, with_stages
 from stowage.flows.starter.start import start
 from stowage.flows.starter.templates import WORKFLOW, parameters, template, workflow
 from stowage.stages.ir.code_record import RECORD, read_code, record_code, require_recorded
@@ -226,6 +226,37 @@ def test_merging_is_idempotent() -> None:
     assert yaml.safe_load(with_sections(short, text, "params.yaml")).keys() == yaml.safe_load(text).keys()
     wanted = template("prefect.yaml", name="x")
     assert with_deployments(wanted, wanted, "prefect.yaml") == wanted
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        "trace: {seed: 1}\nsolve:\n    # ours\n    device_budget: 40%   # of plain\n    gap: ~\n",
+        "solve: {device_budget: 40%}\n",
+        "solve:\n",
+        "solve: {}\n",
+        "",
+        "solve:\n  freeze: {rate: 0.5}\n",
+    ],
+)
+def test_keys_that_dvc_follows_are_there_and_all_else_stays(theirs: str) -> None:
+    """`dvc repro` ends with an error where a key that a stage tracks is missing."""
+    wanted = parameters(MODEL, "cpu", None)
+    found = with_keys(theirs, wanted, template("dvc.yaml"), "params.yaml")
+    before, after = yaml.safe_load(theirs) or {}, yaml.safe_load(found)
+    assert after["solve"] == {"freeze": None, **(before.get("solve") or {})}
+    assert {**after, "solve": None} == {**before, "solve": None}
+    assert with_keys(found, wanted, template("dvc.yaml"), "params.yaml") == found
+    if "# ours" in theirs:
+        assert [line for line in found.splitlines() if "freeze" not in line] == theirs.splitlines()
+    with pytest.raises(StowageError, match=r"solve in params\.yaml is not a mapping"):
+        with_keys("solve: 3\n", wanted, template("dvc.yaml"), "params.yaml")
+
+
+def test_a_new_project_follows_freezing_alone_where_it_traces() -> None:
+    """Another budget does not trace again."""
+    tracked = yaml.safe_load(template("dvc.yaml"))["stages"]["trace"]["params"]
+    assert {"lossy", "solve.freeze", "trace"} == {key for key in tracked if isinstance(key, str)}
 
 
 def test_the_workflow_installs_the_package(tmp_path: Path) -> None:
