@@ -162,8 +162,9 @@ def solve_costed(
         if freezable is None:
             return solve(budget)
         found = solve_frozen_ways(solve, variants, freezable, budget, lower_tier)
-        seconds = seconds_for_cuts(cut_seconds, since_s, time.monotonic()) if lower_tier is None else 0.0
-        return frozen_bound(found, needed_variant(variants, found.summary.variant), variants, freezable, seconds)
+        seconds = seconds_for_cuts(cut_seconds, since_s, time.monotonic())
+        guide, offloads = needed_variant(variants, found.summary.variant), lower_tier is not None
+        return frozen_bound(found, guide, variants, freezable, seconds, offloads=offloads)
 
     with reserve.counted():
         solved, options = None, list[Option]()

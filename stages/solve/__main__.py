@@ -150,10 +150,8 @@ def main() -> None:
             if freezable is None:
                 return reserve.stated(whole(reserve.usable_bytes))
             found = solve_frozen_ways(whole, variants, freezable, reserve.usable_bytes, lower_tier)
-            seconds = cut_seconds if lower_tier is None else 0.0
-            return reserve.stated(
-                frozen_bound(found, needed_variant(variants, found.summary.variant), variants, freezable, seconds)
-            )
+            guide, offloads = needed_variant(variants, found.summary.variant), lower_tier is not None
+            return reserve.stated(frozen_bound(found, guide, variants, freezable, cut_seconds, offloads=offloads))
 
     def quick(budget_bytes: int) -> Solved:
         return solve(budget_bytes, searches=0)

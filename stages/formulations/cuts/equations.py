@@ -209,17 +209,14 @@ def charges(m: CutModel) -> Constraints:
 
 
 def lanes(m: CutModel) -> Constraints:
-    """Let collectives run beside computing: total ≥ Σ time(n) over what computes, and 2 total ≥ Σ time(n) over all.
+    """Let collectives run beside computing: total ≥ Σ time(n) over what computes, and the same over collectives.
 
-    A collective may also run in the order of what computes. With x of their time there, total ≥ computing + x and
-    total ≥ collectives − x, of which the second row is the half of the sum.
+    One comes after another, also where computing waits for one of them.
     """
     if m.total is None:
         return
-    together = m.time_of(n.node for n in m.step.nodes if n.collective)
-    computing = m.time_of(n.node for n in m.step.nodes if not n.collective)
-    yield "computing", m.total >= computing
-    yield "both", 2 * m.total >= computing + together
+    for name, lane in (("computing", False), ("collectives", True)):
+        yield name, m.total >= m.time_of(n.node for n in m.step.nodes if n.collective is lane)
 
 
 EQUATIONS: dict[str, Callable[[CutModel], Constraints]] = {

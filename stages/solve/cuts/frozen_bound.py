@@ -7,6 +7,9 @@ One plan serves all masks. So the program has its runs and what it keeps, as whe
 - memory at a cut is counted under masks: what is kept there, is not made again, and is read later under something of
   the mask for certain. Every mask gives a row that holds; those are added that an answer exceeds the budget under, the
   worst first, until there is none or time is over.
+
+Collectives may run beside computing, and the CPU may update what is in a lower tier: neither counts as computing then.
+The mean time is also at least that of all collectives. Where plans may offload no cut is solved for.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from stowage.stages.formulations.cuts.solve import CutAnswer, solve_cuts
 from stowage.stages.formulations.cuts.step_graph import StepGraph
 from stowage.stages.formulations.freezing.worst_mask import worst_mask
 from stowage.stages.ir.freezable import Freezable
+from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.masked_bytes import MaskedBytes
 from stowage.stages.ir.units import ALWAYS, joined
 from stowage.stages.ir.variant import PLAIN, VariantName
@@ -63,7 +67,12 @@ class FrozenBound:
 
 
 class FrozenStep:
-    """Bounds all ways to compute a step that freezes, and all mixtures of them."""
+    """Bounds all ways to compute a step that freezes, and all mixtures of them.
+
+    Attributes:
+        once_s: the mean time of every node once.
+        first_runs: for each node of the union the share of masks under which it runs.
+    """
 
     def __init__(self, ways: Sequence[NamedWay], union: Union, freezable: Freezable, budget_bytes: int) -> None:
         """Find what is certain of every plan.
@@ -76,6 +85,7 @@ class FrozenStep:
         """
         self._union, self._freezable, self._budget_bytes = union, freezable, budget_bytes
         self._guards = guards = CertainGuards(union, freezable)
+        self.first_runs = guards.first
         numbers = {way.way.name: union.numbers_of(way) for way in ways}
 
         def least(shares: Sequence[float]) -> float:
@@ -246,38 +256,62 @@ def _common(guard: int, mask: int) -> int:
     return ALWAYS if guard & ALWAYS else guard & mask
 
 
+def _in_order(way: Way, *, offloads: bool) -> Way:
+    """Return a way in which nothing counts that may run beside computing."""
+
+    def counted(node: ComputeNode) -> ComputeNode:
+        beside = node.collective or (offloads and node.phase == "update")
+        return replace(node, collective=False, time_s=0.0) if beside else node
+
+    return Way(way.name, way.trace, [counted(n) for n in way.nodes], way.blocks)
+
+
 def _weighted(way: Way, shares: Sequence[float]) -> Way:
     nodes = [replace(n, time_s=n.time_s * share) for n, share in zip(way.nodes, shares, strict=True)]
     return Way(way.name, way.trace, nodes, way.blocks)
 
 
-def frozen_bound(plan: Solved, guide: Way, ways: Sequence[Way], freezable: Freezable, seconds: float) -> Solved:
+def frozen_bound(
+    plan: Solved, guide: Way, ways: Sequence[Way], freezable: Freezable, seconds: float, *, offloads: bool = False
+) -> Solved:
     """Return a plan that freezes, with the bound of all ways and their mixtures.
 
     Args:
         plan: the plan.
         guide: the way that it is of; cuts are chosen where it needs most memory.
-        ways: the ways; where ranks exchange something nothing is bounded.
+        ways: the ways.
         freezable: what may be frozen.
         seconds: for everything; 0 for no bound.
+        offloads: whether plans may offload, and update on the CPU.
     """
     deadline_s = time.monotonic() + seconds
-    if not seconds or plan.slots or any(n.collective for n in guide.nodes):
+    if not seconds:
         return plan
-    named = [NamedWay(way) for way in sorted(ways, key=lambda way: VariantName.of(way.name).rewrite != PLAIN)]
+    ordered = sorted(ways, key=lambda way: VariantName.of(way.name).rewrite != PLAIN)
+    named = [NamedWay(_in_order(way, offloads=offloads)) for way in ordered]
     union = Union.of(named)
     if union is None:
         return plan
-    own = NamedWay(guide)
+    own = NamedWay(_in_order(guide, offloads=offloads))
     numbers = union.numbers_of(own)
     common = {n for n, number in enumerate(numbers) if number >= 0 and number not in union.graph.optional}
-    peaks: dict[int, int] = {}
-    for row in plan.rows:
-        if row.action == "compute":
-            peaks.setdefault(row.node, row.peak_bytes)
-    places = [numbers[n] for n in Choice(own.graph, common).hottest(peaks, PLACES)]
     step = FrozenStep(named, union, freezable, plan.summary.device_budget_bytes)
-    found = step.improve(places, deadline_s)
+    exchanged_s = sum(
+        step.first_runs[numbers[n]] * guide.nodes[n].time_s for n in sorted(common) if guide.nodes[n].collective
+    )
+    found = FrozenBound(step.once_s)
+    if not offloads:
+        peaks: dict[int, int] = {}
+        for row in plan.rows:
+            if row.action == "compute":
+                peaks.setdefault(row.node, row.peak_bytes)
+        places = {n for n in common if not guide.nodes[n].collective}
+        found = step.improve(
+            [numbers[n] for n in Choice(own.graph, places).hottest(peaks, PLACES)],
+            deadline_s,
+        )
+    if exchanged_s > found.bound_s:
+        found = FrozenBound(exchanged_s)
     s = plan.summary
     bound_s = min(found.bound_s, s.step_time_s)  # the same times, added up in another order
     gap = 1 - bound_s / s.step_time_s

@@ -51,7 +51,7 @@ def proven(
         plans: the ways, each with its plan.
         others: ways that have no plan, because none could be faster than one that there is, or because they are allowed
             in some blocks alone.
-        request: what was asked for; where a plan may offload, nothing is bounded if ranks exchange something.
+        request: what was asked for.
         allowed: says whether a way may be taken.
     """
     known = [p.plan for p in plans if p.plan is not None]
@@ -59,8 +59,7 @@ def proven(
         return known
     until_s = time.monotonic() + seconds_of(request, time.monotonic())
     if request.lower_tier is not None:
-        collective = any(n.collective for p in plans for n in p.way.nodes)
-        return known if collective else _bounded_with_transfers(plans, request, request.lower_tier, until_s)
+        return _bounded_with_transfers(plans, request, request.lower_tier, until_s)
     plans = [*plans, *(Planned(way, None) for way in others)]
     ways = _ways([p for p in plans if p.plan is not None or allowed(p.way)], request.device_budget_bytes)
     mixed_way = _mixed(plans, request, allowed)

@@ -58,8 +58,8 @@ class TransferWay:
         seconds = {n.node: updates.seconds(n) for n in way.nodes if n.phase == "update"}
         self._below = Below.of(way.trace, self._step, tier.link, seconds, disk=tier.disk is not None)
         self._budget_bytes = budget_bytes
-        self._choice = Choice(self._step)
-        self.bound_s = sum(n.time_s for n in way.nodes if n.node not in self._below.cpu_update_s)
+        self._choice = Choice(self._step, {n.node for n in way.nodes if not n.collective})
+        self.bound_s = self._below.once_s(self._step)
         self.cuts: tuple[int, ...] = ()
         self.fastest_s = fastest_s
         self._seconds_per_interval = 0.0

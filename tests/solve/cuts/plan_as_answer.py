@@ -7,11 +7,44 @@ from collections.abc import Sequence
 from typing import Any
 
 from stowage.stages.formulations.cuts.transfers.model import TransferModel
+from stowage.stages.ir.actions import ACTIONS
+from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.machine import TierState
 from stowage.stages.ir.step import Step
+from stowage.stages.ir.trace import Storage
+from stowage.stages.simulate.copies import Copies
+from stowage.stages.simulate.lower_tier import ReplayedTier
+from stowage.stages.simulate.timing import Timing
 
 TOLERANCE = 1e-6
 """Relative tolerance of times: sums are added up in another order, and solvers refuse what is wrong by rounding."""
+
+REPEATED = 12
+"""Steps whose mean time is taken: in one of them copies may get ahead of what is to be copied in the others."""
+
+
+def mean_times(
+    storages: Sequence[Storage],
+    nodes: Sequence[ComputeNode],
+    steps: Sequence[Step],
+    state: TierState,
+    tier: ReplayedTier,
+    cuts: Sequence[int],
+) -> list[float]:
+    """When the first runs of the cuts end, and the time of a whole step, when one follows another for long."""
+    copies = Copies(tier.link, tier.disk)
+    many = list(steps) * REPEATED
+    timing = Timing(storages, nodes, many, copies, state, tier.cpu_update_s)
+    last = max(k for k, s in enumerate(steps) if not ACTIONS[s.kind].beside and not ACTIONS[s.kind].transfers)
+    first = {s.node: k for k, s in reversed(list(enumerate(steps))) if s.kind == "compute"}
+    found = [0.0] * (len(cuts) + 1)
+    began = 0.0
+    for repeat in range(REPEATED):
+        times = timing.times[repeat * len(steps) : (repeat + 1) * len(steps)]
+        for j, row in enumerate([*(first[g] for g in cuts), last]):
+            found[j] += (times[row][1] - began) / REPEATED
+        began = times[last][1]
+    return found
 
 
 def fix(model: TransferModel, steps: Sequence[Step], state: TierState, times: Sequence[float]) -> None:
@@ -32,7 +65,7 @@ def fix(model: TransferModel, steps: Sequence[Step], state: TierState, times: Se
         (s.kind, s.storage) for s in steps if s.kind in ("reload", "offload", "update")
     )
     for row in steps:
-        if row.kind == "compute":
+        if row.kind in ("compute", "gather", "scatter"):
             runs[row.node, interval] += 1
             for s in model.step.nodes[row.node].creates:
                 comes.setdefault((s, interval), "made")

@@ -19,18 +19,15 @@ from stowage.stages.formulations.cuts.step_graph import StepGraph
 from stowage.stages.formulations.cuts.transfers.below import Below
 from stowage.stages.formulations.cuts.transfers.model import build_with_transfers
 from stowage.stages.formulations.cuts.transfers.solve import solve_with_transfers
-from stowage.stages.ir.actions import ACTIONS
 from stowage.stages.ir.errors import Infeasible, ParameterError
-from stowage.stages.ir.machine import BehindHost, Link, TierState
+from stowage.stages.ir.machine import BehindHost, Link
 from stowage.stages.ir.methods import METHODS
 from stowage.stages.ir.plan import tier_state
 from stowage.stages.ir.step import Step
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.report.facts import bound_words
-from stowage.stages.simulate.copies import Copies
 from stowage.stages.simulate.lower_tier import ReplayedTier
 from stowage.stages.simulate.plan import replay_plan
-from stowage.stages.simulate.timing import Timing
 from stowage.stages.solve import LowerTier, PlanRequest, solve_plan
 from stowage.stages.solve.cuts.transfers import TransferWay
 from stowage.stages.solve.offload.cpu_updates import UpdatesOnCpu
@@ -42,7 +39,7 @@ from stowage.stages.solver.outcome import SolverSettings
 from stowage.stages.trace import trace_step
 from stowage.stages.trace.updates import MicroBatch
 from tests.matrix import examples, some
-from tests.solve.cuts.plan_as_answer import fix
+from tests.solve.cuts.plan_as_answer import fix, mean_times
 from tests.solve.cuts.random_transfers import RandomTransfers
 from tests.solve.prepared import Prepared, prepare_trace, prepared_zoo
 from tests.solve.synthetic_steps import training_steps
@@ -52,28 +49,6 @@ SAME = 1 + 1e-9
 """The same times may be added up in another order."""
 
 ALONE = [m.name for m in METHODS if not m.offloads and not m.whole]
-
-REPEATED = 12
-"""Steps whose mean time is taken: in one of them copies may get ahead of what is to be copied in the others."""
-
-
-def _mean_times(
-    prepared: Prepared, steps: Sequence[Step], state: TierState, tier: ReplayedTier, cuts: Sequence[int]
-) -> list[float]:
-    """When the first runs of the cuts end, and the time of a whole step, when one follows another for long."""
-    copies = Copies(tier.link, tier.disk)
-    many = list(steps) * REPEATED
-    timing = Timing(prepared.trace.storages, prepared.nodes, many, copies, state, tier.cpu_update_s)
-    last = max(k for k, s in enumerate(steps) if not ACTIONS[s.kind].beside and not ACTIONS[s.kind].transfers)
-    first = {s.node: k for k, s in reversed(list(enumerate(steps))) if s.kind == "compute"}
-    found = [0.0] * (len(cuts) + 1)
-    began = 0.0
-    for repeat in range(REPEATED):
-        times = timing.times[repeat * len(steps) : (repeat + 1) * len(steps)]
-        for j, row in enumerate([*(first[g] for g in cuts), last]):
-            found[j] += (times[row][1] - began) / REPEATED
-        began = times[last][1]
-    return found
 
 
 @settings(max_examples=examples(150), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -114,7 +89,7 @@ def test_of_random_transfers(trace: TraceTables, share: float, data: st.DataObje
     for node in sorted({*forward, *Choice(step).spine}):
         if (not cuts or step.precedes(cuts[-1], node)) and data.draw(st.booleans()):
             cuts.append(node)
-    *times, period_s = _mean_times(prepared, steps, state, tier, cuts)
+    *times, period_s = mean_times(prepared.trace.storages, prepared.nodes, steps, state, tier, cuts)
     event("the second step is faster than the mean" if outcome.time_s < period_s / SAME else "steps are equal")
     model = build_with_transfers(step, cuts, outcome.peak_bytes, below)
     fix(model, steps, state, [*times, period_s])
@@ -174,7 +149,7 @@ def _assert_bounded(prepared: Prepared, tier: LowerTier, shares: Sequence[float]
                 continue
             steps, state = [Step.of(r) for r in plan.rows], tier_state(plan.slots)
             assert way.bound_s <= plan.summary.step_time_s * SAME
-            *times, period_s = _mean_times(prepared, steps, state, replayed, way.cuts)
+            *times, period_s = mean_times(prepared.trace.storages, prepared.nodes, steps, state, replayed, way.cuts)
             assert way.bound_s <= period_s * SAME
             model = build_with_transfers(step, way.cuts, budget, below)
             fix(model, steps, state, [*times, period_s])

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stowage.stages.formulations.cuts.step_graph import StepGraph
+from stowage.stages.formulations.cuts.step_graph import StepGraph, both_lanes_s
 from stowage.stages.ir.machine import Link
 from stowage.stages.ir.trace import TraceTables
 
@@ -52,6 +52,12 @@ class Below:
         link = self.link
         most = max(link.duplex_bytes_per_s, link.offload_bytes_per_s, link.reload_bytes_per_s)
         return most if self.disk else math.inf
+
+    def once_s(self, step: StepGraph) -> float:
+        """Return the time of every node once, collectives beside computing, without the updates that the CPU may do."""
+        nodes = [n for n in step.nodes if n.node not in self.cpu_update_s]
+        computing_s = sum(n.time_s for n in nodes if not n.collective)
+        return both_lanes_s(computing_s, sum(n.time_s for n in nodes if n.collective))
 
     @staticmethod
     def of(

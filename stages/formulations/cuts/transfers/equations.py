@@ -181,6 +181,7 @@ EQUATIONS: dict[str, Callable[[TransferModel], Constraints]] = {
     "updated_below": updated_below,
     "memory": memory,
     "computing": rates.computing,
+    "lanes": rates.lanes,
     "cpu_time": rates.cpu_time,
     "between": rates.between,
     "period": rates.period,

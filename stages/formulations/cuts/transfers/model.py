@@ -161,7 +161,7 @@ class TransferModel(CutModel):
     @cached_property
     def once_s(self) -> float:
         """Return the time of every node once, without the updates that the CPU may do."""
-        return sum(n.time_s for n in self.step.nodes if n.node not in self.below.cpu_update_s)
+        return self.below.once_s(self.step)
 
     @cached_property
     def byte_unit(self) -> float:

@@ -15,12 +15,21 @@ if TYPE_CHECKING:
 
 
 def computing(m: TransferModel) -> Constraints:
-    """Let each interval last as long as what runs in it: t[i + 1] − t[i] ≥ Σ_n time(n) run[n, i]."""
-    time = [n.time_s / m.time_unit_s for n in m.step.nodes]
+    """Let each interval last as long as what runs in it: t[i + 1] − t[i] ≥ Σ_n time(n) run[n, i].
+
+    Of collectives nothing counts here: they may run beside, see `lanes`.
+    """
+    time = [0.0 if n.collective else n.time_s / m.time_unit_s for n in m.step.nodes]
     for i in m.intervals:
         sure = sum(time[n] for n, k in m.domain.sure_runs if k == i)
         free = pulp.lpSum(time[n] * v for (n, k), v in m.run.items() if k == i)
         yield f"{i}", m.clock[i + 1] - m.clock[i] - free >= sure
+
+
+def lanes(m: TransferModel) -> Constraints:
+    """Let a period have time for collectives, one after another: t[N + 1] ≥ Σ_n Σ_i time(n) run[n, i] over them."""
+    if m.total is not None:
+        yield "", m.clock[-1] >= m.time_of(n.node for n in m.step.nodes if n.collective)
 
 
 def cpu_time(m: TransferModel) -> Constraints:
