@@ -27,6 +27,9 @@ from stowage.stages.solve.time_share import share_of_planning
 PROVEN = 1e-3
 """Relative distance to the bound within which a plan counts as optimal."""
 
+FOR_THE_LAST = 0.05
+"""Share of the time that is left for what was begun before it is over, and for judging what was found."""
+
 
 @dataclass(frozen=True)
 class Planned:
@@ -57,7 +60,7 @@ def proven(
     known = [p.plan for p in plans if p.plan is not None]
     if not request.cut_seconds or not known:
         return known
-    until_s = time.monotonic() + seconds_of(request, time.monotonic())
+    until_s = time.monotonic() + (1 - FOR_THE_LAST) * seconds_of(request, time.monotonic())
     if request.lower_tier is not None:
         return _bounded_with_transfers(plans, request, request.lower_tier, until_s)
     plans = [*plans, *(Planned(way, None) for way in others)]
