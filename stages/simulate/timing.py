@@ -1,7 +1,4 @@
-"""Times each row of a plan: computing in order, copies and updates by the CPU beside it.
-
-A collective in the order of what computes comes after those that are under way: they have one network between them.
-"""
+"""Times each row of a plan: computing in order, copies and updates by the CPU beside it."""
 
 from __future__ import annotations
 
@@ -62,12 +59,7 @@ class Timing:
         if kind.beside:
             work = self._under_way[step.storage] = self._work(step, storages, nodes)
             return work
-        if kind.on_node and nodes[step.node].collective:
-            alone_s = nodes[step.node].time_s
-            done_s = self._copies.finish(self._copies.work("collective", alone_s, start))
-            self._clock = max(start + alone_s, done_s)
-            self.wait_s += max(0.0, self._clock - start - alone_s)
-        elif kind.on_node:
+        if kind.on_node:
             self._clock += nodes[step.node].time_s
         elif kind.ends and step.storage in self._under_way:  # otherwise it is an update before the first iteration
             self._clock = max(start, self._copies.finish(self._under_way.pop(step.storage)))

@@ -209,14 +209,17 @@ def charges(m: CutModel) -> Constraints:
 
 
 def lanes(m: CutModel) -> Constraints:
-    """Let collectives run beside computing: total ≥ Σ time(n) over what computes, and the same over collectives.
+    """Let collectives run beside computing: total ≥ Σ time(n) over what computes, and 2 total ≥ Σ time(n) over all.
 
-    One comes after another, also where computing waits for one of them.
+    A collective may also run in the order of what computes. With x of their time there, total ≥ computing + x and
+    total ≥ collectives − x, of which the second row is the half of the sum.
     """
     if m.total is None:
         return
-    for name, lane in (("computing", False), ("collectives", True)):
-        yield name, m.total >= m.time_of(n.node for n in m.step.nodes if n.collective is lane)
+    together = m.time_of(n.node for n in m.step.nodes if n.collective)
+    computing = m.time_of(n.node for n in m.step.nodes if not n.collective)
+    yield "computing", m.total >= computing
+    yield "both", 2 * m.total >= computing + together
 
 
 EQUATIONS: dict[str, Callable[[CutModel], Constraints]] = {

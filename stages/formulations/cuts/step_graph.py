@@ -171,6 +171,6 @@ class StepGraph:
 def both_lanes_s(computing_s: float, collectives_s: float) -> float:
     """Return the least time of a step that computes and exchanges for so long.
 
-    Collectives come one after another, whether computing waits for them or not.
+    A collective runs beside computing, or on its lane: of two lanes one takes half of all at least.
     """
-    return max(computing_s, collectives_s)
+    return max(computing_s, (computing_s + collectives_s) / 2)

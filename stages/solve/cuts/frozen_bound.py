@@ -9,7 +9,8 @@ One plan serves all masks. So the program has its runs and what it keeps, as whe
   worst first, until there is none or time is over.
 
 Collectives may run beside computing, and the CPU may update what is in a lower tier: neither counts as computing then.
-The mean time is also at least that of all collectives. Where plans may offload no cut is solved for.
+Twice the mean time is also at least that of all of it and all collectives (`both_lanes_s`). Where plans may offload no
+cut is solved for.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from stowage.stages.formulations.cuts.choice import Choice
 from stowage.stages.formulations.cuts.domain import Domain
 from stowage.stages.formulations.cuts.masked import Mask, Masks
 from stowage.stages.formulations.cuts.solve import CutAnswer, solve_cuts
-from stowage.stages.formulations.cuts.step_graph import StepGraph
+from stowage.stages.formulations.cuts.step_graph import StepGraph, both_lanes_s
 from stowage.stages.formulations.freezing.worst_mask import worst_mask
 from stowage.stages.ir.freezable import Freezable
 from stowage.stages.ir.graph import ComputeNode
@@ -310,8 +311,8 @@ def frozen_bound(
             [numbers[n] for n in Choice(own.graph, places).hottest(peaks, PLACES)],
             deadline_s,
         )
-    if exchanged_s > found.bound_s:
-        found = FrozenBound(exchanged_s)
+    if (once_s := both_lanes_s(step.once_s, exchanged_s)) > found.bound_s:
+        found = FrozenBound(once_s)
     s = plan.summary
     bound_s = min(found.bound_s, s.step_time_s)  # the same times, added up in another order
     gap = 1 - bound_s / s.step_time_s

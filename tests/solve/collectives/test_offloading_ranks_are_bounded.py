@@ -76,12 +76,11 @@ def test_no_plan_beats_the_bound(family: str, ranks: int, machine: str) -> None:
     assert offloading
     assert collectives
     assert above_once or machine != "slow copies"
-    if machine == "slow collectives":
-        assert closest < 1.05, "collectives take longest, and one comes after another"
+    assert closest < 3.0, "half of what the longer lane has, at least"
 
 
 def test_a_plan_of_ranks_that_offloads_states_its_bound() -> None:
-    step = Step("llama", 4, *MACHINES["equal"])
+    step = Step("llama", 4, *MACHINES["slow copies"])
     least, most = step.peaks()
     budget = least + (most - least) // 4
     request = step.request(budget)
