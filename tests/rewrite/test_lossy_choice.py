@@ -19,6 +19,7 @@ from stowage.stages.sensitivity import StepTensors, gradient_error, gradient_err
 from stowage.stages.sensitivity.interpreter import StoredForward
 from stowage.stages.structure.generators import forked_generators
 from stowage.stages.trace import trace_step
+from tests.matrix import some
 from tests.solve.synthetic_steps import costs_for
 from tests.zoo import ZOO
 
@@ -62,7 +63,10 @@ def test_of_what_spares_the_same_one_is_taken() -> None:
     assert chosen([one, two], math.inf, 1.0) == [one]
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bert", "llama", "t5", "vit", "resnet", "unet", "lstm"])
+@pytest.mark.parametrize(
+    "name",
+    some(["gpt2", "bert", "llama", "t5", "vit", "resnet", "unet", "lstm"], keep=["gpt2", "vit", "resnet", "lstm"]),
+)
 def test_errors_of_classes_add_up_as_variances(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     trace, live = traced(name, monkeypatch)
     kinds = ("bf16", "int8_tensor", "int4_tensor")
