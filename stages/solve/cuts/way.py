@@ -39,6 +39,9 @@ SINGLE_SHARE = 0.25
 ROUNDS = 12
 """Times that cuts are added."""
 
+TOO_SHORT = 0.25
+"""Share of the time of the last integer program that the next, larger one must have to be begun."""
+
 
 class CutWay:
     """Improves the bound of one way, solve by solve.
@@ -82,6 +85,7 @@ class CutWay:
         self.fastest_s = time_s
         self.found: Schedule | None = None
         self._building_s = 0.0
+        self._integers_s = 0.0
         self._judging_s = 0.0
         self._deadline_s = math.inf
         self._guided_s = 0.0
@@ -152,12 +156,13 @@ class CutWay:
     def _solve(
         self, cuts: Sequence[int], deadline_s: float, gap: float = GAP, *, integral: bool = True
     ) -> CutAnswer | None:
-        began_s = time.monotonic()
-        left_s = deadline_s - began_s - self._building_s - self._judging_s
-        if left_s <= 0:
+        began_s, intervals = time.monotonic(), len(cuts) + 1
+        left_s = deadline_s - began_s - self._building_s * intervals - self._judging_s
+        if left_s <= (TOO_SHORT * self._integers_s if integral else 0):
             return None
         answer = self._answer(cuts, SolverSettings(left_s, gap), integral=integral)
-        self._building_s = max(0.0, time.monotonic() - began_s - answer.wall_s)
+        self._building_s = max(0.0, time.monotonic() - began_s - answer.wall_s) / intervals
+        self._integers_s = answer.wall_s if integral else self._integers_s
         if answer.bound_s > self.bound_s:
             self.bound_s, self.cuts = answer.bound_s, answer.cuts
         return answer
