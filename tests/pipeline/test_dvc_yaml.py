@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 NOBODYS = "stages/__init__.py"
 """Runs in every stage, holds no code, and is nobody's dependency."""
 ALONE = ("trace", "solve.freeze")
+"""The key of another's section by which a stage's result depends."""
 NOT_PARAMETERS = {
     "profile.seconds_per_call",
     "profile.min_samples",
