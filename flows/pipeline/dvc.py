@@ -29,6 +29,7 @@ _ADVICE = re.compile(
 )
 _NOT_THE_REASON = re.compile(r"^(ERROR: )?failed to reproduce '\S+'?(: failed to run: .*)?$|^Running stage|^> ")
 _PREFIX = re.compile(r"^error: (failed to reproduce '\S+': )?", re.IGNORECASE)
+_MISSING = re.compile(r"^Parameters '.*' are missing from '\S+'")
 
 _MENDED = 3
 """Number of times that a stage may find inputs that were not listed, one run after the other."""
@@ -147,4 +148,7 @@ def _stop(process: subprocess.Popen[str]) -> None:
 
 def _last_words(last_lines: Sequence[str]) -> str:
     said = [line for line in last_lines if not _NOT_THE_REASON.search(line)]
-    return _PREFIX.sub("", said[-1]) if said else "it said nothing; see its log above."
+    if not said:
+        return "it said nothing; see its log above."
+    words = _PREFIX.sub("", said[-1])
+    return f"{words.rstrip('.')}: `stowage init` adds them." if _MISSING.match(words) else words

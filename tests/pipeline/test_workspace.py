@@ -53,6 +53,15 @@ def test_a_failing_stage_is_its_own_sentence(toy: Path) -> None:
     assert any("Running stage" in line for line in lines)
 
 
+def test_a_parameter_that_dvc_misses_is_named_with_what_adds_it(toy: Path) -> None:
+    """DVC follows keys of `params.yaml`, and runs no stage that lacks one."""
+    path = toy / "params.yaml"
+    path.write_text(path.read_text().replace("seed:", "sead:"))
+    said = r"^Stage trace failed: Parameters 'trace\.seed' are missing from 'params\.yaml': `stowage init` adds them\.$"
+    with pytest.raises(StageFailedError, match=said):
+        reproduce(toy, "trace", print)
+
+
 def test_without_overrides_the_project_itself_is_used(toy: Path) -> None:
     with open_workspace(toy, {}, print) as workspace:
         assert workspace.root == toy
