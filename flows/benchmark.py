@@ -208,7 +208,7 @@ def elixir_plans(
 @application.command("slimfit")
 def slimfit(
     parts: Annotated[
-        str, typer.Option(help="What to measure: accuracy, codes, saved, coded, static, lossy, pairs.")
+        str, typer.Option(help="What to measure: accuracy, codes, saved, chosen, coded, static, lossy, pairs.")
     ] = "",
     names: Annotated[str, typer.Option(help="Tasks, models or techniques, with commas; all by default.")] = "",
     seeds: Annotated[int, typer.Option(help="How many seeds of each task.")] = 5,
@@ -234,7 +234,7 @@ def several_gpus(write: Write = None) -> None:
 def proven(
     models: Models = "",
     budgets: Annotated[
-        str, typer.Option(help="65%, 50%, 30%, smallest, measured, planning, with commas; all by default.")
+        str, typer.Option(help="65%, 50%, 30%, smallest, measured, planning, eviction, with commas; all by default.")
     ] = "",
     anew: Annotated[bool, typer.Option(help="Measure also what an earlier run has kept.")] = False,
     write: Write = None,

@@ -3,7 +3,8 @@
 python -m stowage.flows.gpu first --out FOLDER    there: the first ten minutes on a card -> FOLDER/first.md
 python -m stowage.flows.gpu race --out FOLDER     there: the 7B race from start to end -> FOLDER/race.md
 python -m stowage.flows.gpu ranks --out FOLDER    there: one model on all cards, sharded -> FOLDER/ranks.md
-python -m stowage.flows.gpu                       measure, plan and train once, where everything is installed
+python -m stowage.flows.gpu                       measure, plan and train once, where everything is installed; with
+                                                  two or more cards, `ranks` too
 python -m stowage.flows.gpu measure --out FOLDER  there: tests, rates, trace and costs -> FOLDER/measured.tar.gz
 python -m stowage.flows.gpu plan --out FOLDER     anywhere: plans -> FOLDER/planned.tar.gz
 python -m stowage.flows.gpu train --out FOLDER    there: trains under the plans, beside peers -> FOLDER/table.parquet
@@ -236,6 +237,11 @@ def run_all_ranks(given: argparse.Namespace) -> int:
     return 0 if all(name in found and found[name].finished for name in names) else UNFINISHED_STATUS
 
 
+def of_ranks_alone(given: argparse.Namespace) -> argparse.Namespace:
+    """Return the arguments without what says which model is measured, planned and trained on one card."""
+    return argparse.Namespace(**{**vars(given), "set": [], "batch": None, "length": None, "only": [], "again": []})
+
+
 def run_whole_race(given: argparse.Namespace) -> int:
     """Run the race; return status 3 where something must be carried first, or the time was used up."""
     job = job_of(given)
@@ -301,6 +307,8 @@ def main(words: list[str]) -> int:
                 allocator=given.allocator,
             )
             say("\n".join([*notes_of(carried_job(given.out / PLANNED), rows), text_of(rows)]))
+        if given.step == "all" and given.device == "cuda" and torch.cuda.device_count() > 1:
+            return run_all_ranks(of_ranks_alone(given))
     except StowageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

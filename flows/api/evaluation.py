@@ -150,6 +150,7 @@ class _Known:
     planned: Planned
     program: Program
     recorded: RecordedForward
+    digest: str = ""
 
     def serves(self, key: tuple[Any, ...], resting: Resting) -> bool:
         """Return whether this plan is valid now; one for a smaller budget is valid too."""
@@ -245,7 +246,7 @@ class Evaluations:
             {
                 "batch to evaluate": form_of(key[1]),
                 "tensor in the batch to evaluate": tensors_text(key[1]),
-                "plan of an evaluation": "one" if known is not None else "none yet",
+                "plan of an evaluation": known.digest if known is not None else "none yet",
             }
         )
         if known is not None:
@@ -276,9 +277,11 @@ class Evaluations:
                 recorded, planned = with_true_kernels(plan)
             except Infeasible as error:
                 raise error.about("evaluation", form_of(form)) from None
+        digest = planned.digest() if self._planner.ranks is not None else ""
+        self._planner.agree({"plan of an evaluation": digest})
         program = together(self._planner.ranks, lambda: self._binding.bind(planned, recorded.outside, trains=False))
         self._say(planned_text(planned.summary, time.perf_counter() - began, reason))
-        return _Known(key, resting, planned, program, recorded)
+        return _Known(key, resting, planned, program, recorded, digest)
 
 
 @contextmanager

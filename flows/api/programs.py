@@ -73,7 +73,7 @@ class Programs:
         self._recording = Recording(model, steps, planner.watch, say)
         self.live = Live(model, roots, self._record_anew, say, most=steps.most + SPARE)
         self._seen: dict[BatchSignature, None] = {}
-        self._made: dict[tuple[int, MicroBatch], int] = {}
+        self._made: dict[tuple[int, MicroBatch], str] = {}
         self.binding = Binding(model, optimizer, execution or ExecutionChoice(), self.live.watch.tree)
 
     @property
@@ -238,7 +238,7 @@ class Programs:
                     "batch": form_of(key[0]),
                     "tensor in the batch": tensors_text(key[0]),
                     "place in the update": place_text(micro_batch),
-                    "plan": f"plan {self._made[id(key), micro_batch]}" if known is not None else "none yet",
+                    "plan": self._made[id(key), micro_batch] if known is not None else "none yet",
                 }
             )
         if known is None:
@@ -273,8 +273,10 @@ class Programs:
         first = not self.known and not self._seen
         reason = "" if first else why(*key, micro_batch, [k.key for k in self.known], self._seen)
         recorded, planned = self._planned(key, batch, micro_batch, reason, ahead=ahead)
+        if self._planner.ranks is not None:
+            made = self._made[id(key), micro_batch] = planned.digest()
+            self._planner.agree({"plan": made})  # parameters are dealt out as it is bound
         program = together(self._planner.ranks, lambda: self.binding.bind(planned, recorded.outside))
-        self._made[id(key), micro_batch] = len(self._made) + 1
         took_s = time.perf_counter() - began + self._recording.untold_s
         self._say(planned_text(planned.summary, took_s, reason, self._recording.traced_s))
         self._recording.untold_s = 0.0

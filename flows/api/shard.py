@@ -33,6 +33,7 @@ from stowage.stages.runtime.fsdp.optimizer import check_states, give_shards
 from stowage.stages.runtime.fsdp.ranks import all_succeed, begin_alike, from_first, same_weights
 from stowage.stages.runtime.fsdp.trainers import tell_transformers
 from stowage.stages.runtime.fsdp.untouched import untouched
+from stowage.stages.runtime.sharding.ranks import Ranks
 from stowage.stages.settings.sizes import resolve_budget
 from stowage.stages.workload import batch_signature
 from stowage.stages.workload.calls import Loss, Objective
@@ -40,6 +41,9 @@ from stowage.stages.workload.calls import Loss, Objective
 Choose = Callable[[Sequence[ParameterGroup], ParallelMachine, int, int], Sequence[GroupChoice]]
 """Chooses a state for each group, given the budgets of a device and of the host in bytes."""
 
+
+AGAIN = "start all ranks again and go on from your last checkpoint"
+"""What is to be done where ranks are lost."""
 
 UNSEEN_BYTES = 384 << 10
 """Bytes that a plan counts for what no trace shows: tensors that Python still refers to, and the engine's numbers."""
@@ -103,7 +107,7 @@ def shard(
     """
     check_arguments(model=model, optimizer=optimizer)
     names = {id(p): name for name, p in model.named_parameters()}
-    ranks = _Ranks.of(model, group, mesh)
+    here = _Here.of(model, group, mesh)
 
     def describe() -> dict[str, str]:
         check_arguments(
@@ -122,13 +126,13 @@ def shard(
         form = {"tensor in the batch": tensors_text(batch_signature(batch))}
         return {**facts_of(model, optimizer), **form, **{name: repr(value) for name, value in asked.items()}}
 
-    begin_alike(describe, lambda: _check(model, optimizer, names), ranks.group)
+    begin_alike(describe, lambda: _check(model, optimizer, names), here.ranks)
     stores = stores_folder(cache_dir)
     budget = resolve_budget(device_budget, 0, "device_budget")
     host = host_memory() if host_budget is None else resolve_budget(host_budget, 0, "host_budget")
-    ahead = prefetch if prefetch is not None else int(ranks.device.type != "cpu")
+    ahead = prefetch if prefetch is not None else int(here.device.type != "cpu")
     machine = parallel_machine(
-        target_device(ranks.device, stores), ranks.group, ranks.device, device_bytes=budget, host_bytes=host
+        target_device(here.device, stores), here.ranks, here.device, device_bytes=budget, host_bytes=host
     )
 
     def make() -> str:
@@ -142,7 +146,7 @@ def shard(
             costs=costs,
             mixed_precision=mixed_precision,
         )
-        on_cpu = ranks.device.type == "cpu"
+        on_cpu = here.device.type == "cpu"
         resident_bytes = profile.resident_bytes + UNSEEN_BYTES
         situation = Situation(
             profile.groups, machine, budget, host, resident_bytes, ahead, on_cpu, micro_batches=accumulate
@@ -152,33 +156,32 @@ def shard(
         given = choices(profile.groups, machine, budget - resident_bytes, host)
         return ShardPlan.of(situation, situation.describe("given", given), mixed_precision).to_json()
 
-    plan = ShardPlan.from_json(make() if ranks.group is None else from_first(make, ranks.group))
+    plan = ShardPlan.from_json(make() if here.ranks is None else from_first(make, here.ranks, "the plan of rank 0"))
+    begin_alike(lambda: {"plan": plan.content_hash}, lambda: None, here.ranks)
     if plan.whole:
         return plan
-    with ranks.present() as ranks:
-        assert ranks.group is not None
-        assert ranks.mesh is not None
-        here = ranks.mesh
-        notice = from_first(lambda: _notice(optimizer), ranks.group) if ranks.group.size() > 1 else ""
+    with here.present() as (ranks, over):
+        notice = from_first(lambda: _notice(optimizer), ranks, "a notice of rank 0") if ranks.count > 1 else ""
 
         def work() -> None:
             apply_choices(
                 model,
                 plan.groups,
                 plan.choices,
-                here,
+                over,
+                ranks.failures,
                 prefetch=plan.prefetch,
                 mixed_precision=plan.mixed_precision,
             )
             if optimizer is not None:
                 give_shards(optimizer, names, model)
 
-        with same_weights(model, ranks.group), untouched(model, optimizer):
-            all_succeed(work, ranks.group)
-        if broadcast_buffers and ranks.group.size() > 1:
-            share_buffers(model, ranks.group)
-        tell_transformers(model, ranks.group.size())
-        if notice and not ranks.group.rank():
+        with same_weights(model, ranks), untouched(model, optimizer):
+            all_succeed(work, ranks)
+        if broadcast_buffers and ranks.count > 1:
+            share_buffers(model, ranks)
+        tell_transformers(model, ranks.count)
+        if notice and not ranks.rank:
             warnings.warn(notice, stacklevel=2)
     return plan
 
@@ -213,46 +216,46 @@ def _notice(optimizer: torch.optim.Optimizer | None) -> str:
 
 
 @dataclass(frozen=True)
-class _Ranks:
-    """The ranks that share the model.
+class _Here:
+    """The ranks that share the model, and this one's place.
 
     Attributes:
-        group: the ranks; None for this process alone.
+        ranks: all of them; None for this process alone.
         mesh: the same as a mesh, where it is known.
         device: where this rank computes.
     """
 
-    group: dist.ProcessGroup | None
+    ranks: Ranks | None
     mesh: DeviceMesh | None
     device: torch.device
 
     @staticmethod
-    def of(model: nn.Module, group: dist.ProcessGroup | None, mesh: DeviceMesh | None) -> _Ranks:
+    def of(model: nn.Module, group: dist.ProcessGroup | None, mesh: DeviceMesh | None) -> _Here:
         kind = next((p.device.type for p in model.parameters() if p.device.type != "meta"), "cpu")
         if mesh is not None:
             if group is not None:
                 raise ParameterError("group and mesh name the same ranks: give one of them.")
             if mesh.ndim != 1:
                 raise ParameterError(f"mesh has {mesh.ndim} dimensions: give one of one dimension, for the shards.")
-            return _Ranks(mesh.get_group(), mesh, _here(mesh.device_type))
+            return _Here(Ranks(mesh.get_group(), AGAIN), mesh, _here(mesh.device_type))
         if group is None and not (dist.is_available() and dist.is_initialized()):
-            return _Ranks(None, None, _here(kind))
+            return _Here(None, None, _here(kind))
         group = group or dist.distributed_c10d._get_default_group()
         if "nccl" in dist.get_backend(group) and torch.cuda.is_available():
             kind = "cuda"
-        return _Ranks(group, DeviceMesh.from_group(group, kind), _here(kind))
+        return _Here(Ranks(group, AGAIN), DeviceMesh.from_group(group, kind), _here(kind))
 
     @contextmanager
-    def present(self) -> Iterator[_Ranks]:
+    def present(self) -> Iterator[tuple[Ranks, DeviceMesh]]:
         """Yield these ranks; a process alone starts a group of its own, which ends if the block raises."""
-        if self.group is not None:
-            yield self
+        if self.ranks is not None and self.mesh is not None:
+            yield self.ranks, self.mesh
             return
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         try:
             mesh = init_device_mesh(self.device.type, (1,))
-            yield _Ranks(mesh.get_group(), mesh, self.device)
+            yield Ranks(mesh.get_group(), AGAIN), mesh
         except BaseException:
             dist.destroy_process_group()
             raise

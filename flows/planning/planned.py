@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,6 +54,12 @@ class Planned:
         """Return what an executor needs of the plan."""
         path, budget = self.folder / "step.py", self.summary.device_budget_bytes
         return ExecutablePlan(self.source, self.manifest, path, self.trace, self.slots, budget, self.units)
+
+    def digest(self) -> str:
+        """Return a hash of what runs: the actions in their order, the slots, and the text of `step.py`."""
+        actions = [(r.action, r.node, r.storage, r.step, r.recompute) for r in self.rows]
+        content = repr((actions, self.slots, self.units, self.source))
+        return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
     def __repr__(self) -> str:
         return (

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stowage.flows.starter.answers import Model, module_file, names_in
-from stowage.flows.starter.merge import with_deployments, with_keys, with_lines, with_sections, with_stages
+from stowage.flows.starter.merge import (
+    outputs_in_cache,
+    with_deployments,
+    with_keys,
+    with_lines,
+    with_sections,
+    with_stages,
+)
 from stowage.flows.starter.templates import WORKFLOW, parameters, template, workflow
 from stowage.stages.inputs.named import SOURCE_FOLDERS
 from stowage.stages.ir.errors import StowageError
@@ -77,8 +84,9 @@ def changes_of(
     _join(found, root, "dvc.yaml", stages, with_stages)
     name = root.resolve().name or "project"
     _join(found, root, "prefect.yaml", template("prefect.yaml", name=_plain_name(name)), with_deployments)
-    for path in ("gitignore", "dvcignore"):
-        _join(found, root, f".{path}", template(path), lambda text, lines, _: with_lines(text, lines))
+    ignored = "\n".join([template("gitignore").rstrip("\n"), *outputs_in_cache(stages), ""])
+    for path, wanted in ((".gitignore", ignored), (".dvcignore", template("dvcignore"))):
+        _join(found, root, path, wanted, lambda text, lines, _: with_lines(text, lines))
     _whole(found, left, root, _workflow_path(folder), workflow(root, folder, version), written)
     return found, left
 

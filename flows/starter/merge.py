@@ -83,6 +83,20 @@ def _tracked_keys(stages: str) -> list[str]:
     return sorted({key for key in tracked if isinstance(key, str) and "." in key})
 
 
+def outputs_in_cache(stages: str) -> list[str]:
+    """Return patterns that keep out of Git what the stages of a `dvc.yaml` leave to DVC's cache.
+
+    DVC writes such patterns too, stage by stage, but a run that is killed, or another at the same time, may lose some.
+    """
+    outputs = [
+        output
+        for stage in YAML(typ="safe").load(stages)["stages"].values()
+        for kind in ("outs", "metrics", "plots")
+        for output in stage.get(kind, [])
+    ]
+    return [f"/{output}" for output in outputs if isinstance(output, str)]  # with settings it is a mapping: not cached
+
+
 def with_stages(text: str, wanted: str, path: str) -> str:
     """Return `dvc.yaml` with the stages of `wanted`, keeping stages, deps, params and outs that people added.
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from stowage.stages.codegen.names import Identifiers
 from stowage.stages.freezing.guards import guards_of
+from stowage.stages.freezing.kernels import trained_guards
 from stowage.stages.freezing.outputs import copied_guards, optional_results
-from stowage.stages.freezing.products import trained_guards
 from stowage.stages.ir.arguments import active_text
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.plan import PlanRow
@@ -83,7 +83,7 @@ class Guarding:
         return ALWAYS if found is None or implies(self.guard(row), found.guard) else found.guard
 
     def with_flags(self, call: Call, row: PlanRow) -> Call:
-        """Return a call that leaves out results which a run does not read, and knows whether its weight trains."""
+        """Return a call that leaves out results which a run does not read, and knows what its kernels depend on."""
         if self._guards is None:
             return call
         if not (trained := self._trained.get(call.call, ALWAYS)) & ALWAYS:

@@ -55,6 +55,6 @@ def _lossy(summary: PlanSummary) -> str:
     """Return what is kept in fewer bits, a line for each class of tensors; nothing where all numbers are exact."""
     if not summary.lossy:
         return ""
-    kept = "".join(f"- {remark(each)}\n" for each in summary.lossy)
+    kept = "".join(f"- {remark(f'{e} ({effect})' if effect else e)}\n" for e, effect in summary.kept_in_codes)
     changed = "" if summary.exact else f", which changes the gradient by {summary.gradient_error:.3%} at most"
     return f"\nKept for backward in fewer bits{changed}; the codes of x are named x_int8_codes and so on:\n\n{kept}"

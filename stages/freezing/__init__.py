@@ -10,7 +10,7 @@ What trains:
 What a plan does under a mask:
 - `guards`: says which rows run, and where tensors die; `owners` and `stretches` know gradients and transfers.
 - `outputs`: finds results of kernels that are left out.
-- `products`: finds for which units the weight of a product trains, whose kernels PyTorch chooses by that.
+- `kernels`: finds for which units operators train whose kernels PyTorch chooses by that.
 - `projection`: makes the plan that runs under a mask, for the referee.
 - `levels`: writes what each row takes, as a function of the mask.
 - `times`: predicts the mean time of a step.

@@ -5,6 +5,7 @@
 - `amounts`: formats bytes and seconds for people.
 - `arguments`: reads and renders arguments of a call.
 - `block`: one block of the chain, and its schedules.
+- `by_training`: the operators that compute by what trains.
 - `code`, `own_code`, `code_record`: hash source code, find the files a stage runs, and record them for a project.
 - `collectives`: the collectives of a sharded step, and how a parameter is cut into shards.
 - `command`: helps the stages' commands with options and errors.

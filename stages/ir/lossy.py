@@ -94,8 +94,13 @@ class GradientError:
         kind: the kind of codes.
         tensors: the class of tensors.
         squared_error: the squared norm of the change of the gradient over the squared norm of the gradient.
+        variance: how much the gradient varies from batch to batch without the codes, over the same norm: the squared
+            distance of one batch's to the mean; 0 where one batch was measured.
+        coded_variance: the same with the codes.
     """
 
     kind: str
     tensors: str
     squared_error: float
+    variance: float = 0.0
+    coded_variance: float = 0.0

@@ -77,6 +77,9 @@ class PlanRow:
     peak_bytes: int
 
 
+EACH_WHOLE = " or "
+"""Stands in `PlanSummary.bound_variant` between rewrites whose mixtures are not all bounded."""
+
 Start = Literal["device", "offloaded", "reloading", "offloading", "updating"]
 
 
@@ -144,7 +147,9 @@ class PlanSummary:
             and its program has the links; `once` where that is the time of every operation once, without the updates
             that the CPU may take over.
         bound_cuts: names of the nodes at which the step was cut for it.
-        bound_variant: the rewrite whose bound is the least, which is the one that counts; or those that were mixed.
+        bound_variant: the rewrite whose bound is the least, which is the one that counts; or those that were mixed,
+            with commas; or, with `EACH_WHOLE` between them, those of which each is bounded by itself, and only that
+            mixture of them that was planned and is the fastest.
         recomputed_bytes: bytes of distinct activations made more than once.
         activation_bytes: bytes of all activations that backward reads.
         keep_all_peak_bytes, keep_all_time_s: the same iteration without recomputation, in the same simulator.
@@ -153,7 +158,9 @@ class PlanSummary:
         device_fingerprint: fingerprint of the device that the costs are from.
         variant: the rewrite of the trace that it plans, see `VariantName`.
         exact: whether every number is that of plain PyTorch, bit for bit; no plan that is not is made unasked.
-        lossy: what is kept for backward in fewer bits: kind and class of tensors, `int8: h.*.mlp.c_fc addmm`.
+        lossy: what is kept for backward in fewer bits: kind, layers and class of tensors, as in
+            `int8: h.[0-3].mlp.c_fc addmm`.
+        lossy_effects: for each of them what it does to the gradient, in words.
         gradient_error: most that the gradient is predicted to change by, see `Lossy`; 0 for exact plans.
         lower_tier_bytes: most bytes in the lower tier at any time of the iteration.
         disk_bytes: the part of them that is on a disk.
@@ -221,6 +228,7 @@ class PlanSummary:
     all_active_bytes: int = 0
     all_active_time_s: float = 0.0
     lossy: tuple[str, ...] = ()
+    lossy_effects: tuple[str, ...] = ()
     gradient_error: float = 0.0
     bound_s: float = 0.0
     bound_kind: str = ""
@@ -231,6 +239,12 @@ class PlanSummary:
     def least_s(self) -> float:
         """Return the largest lower bound on the step's time that is known."""
         return max(self.lower_bound_s, self.bound_s)
+
+    @property
+    def kept_in_codes(self) -> list[tuple[str, str]]:
+        """Return what is kept in fewer bits, each with its effect; "" where none is stated for all of them."""
+        stated = len(self.lossy_effects) == len(self.lossy)
+        return list(zip(self.lossy, self.lossy_effects if stated else [""] * len(self.lossy), strict=True))
 
     def __repr__(self) -> str:
         moved = ""

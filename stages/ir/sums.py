@@ -43,6 +43,7 @@ def takes_of(calls: Sequence[Call], trace: TraceTables) -> tuple[int, ...]:
     """Return the temporary storages of which the result of a node's calls may take one.
 
     Only a sum takes one, and only of a summand that fills its storage in the same layout as the sum fills its own.
+    Where layouts depend on what trains only the first will do, as whose sums lie.
     """
     if len(calls) != 1 or calls[0].target != SUM or len(calls[0].reads) != 2:
         return ()
@@ -56,7 +57,7 @@ def takes_of(calls: Sequence[Call], trace: TraceTables) -> tuple[int, ...]:
     room = trace.storages[result.storage].nbytes
     return tuple(
         v.storage
-        for v in (first, second)
+        for v in ((first,) if trace.lies_by_training else (first, second))
         if trace.storages[v.storage].role == "temporary"
         and trace.storages[v.storage].nbytes == room
         and (v.dtype, v.shape, v.stride, v.offset) == (result.dtype, result.shape, result.stride, result.offset)

@@ -6,9 +6,11 @@ They are complete: no later stage needs the model.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+from stowage.stages.ir.by_training import lies_by_training
 from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.results import places
 from stowage.stages.ir.source import identifier, operator_name, role_of, word
@@ -208,6 +210,11 @@ class TraceTables:
     gradients: list[Gradient]
     constants: list[Constant]
     meta: TraceMeta
+
+    @cached_property
+    def lies_by_training(self) -> bool:
+        """Say whether some results have other strides than in `values`, by what trains."""
+        return any(lies_by_training(call.target, call.arguments) for call in self.calls)
 
     def save(self, folder: Path) -> None:
         """Write every table into `folder`, each atomically."""

@@ -58,11 +58,12 @@ class VariantName:
     @staticmethod
     def at(sites: Mapping[str, Sequence[int]], chain: ChainName = NO_LONG_LIVED) -> VariantName:
         """Return the name of the variant in which rewrites are made at some of their sites."""
-        parts = [f"{name}[{_ranges(sorted(own))}]" for name, own in sites.items() if own]
+        parts = [f"{name}[{ranges_of(sorted(own))}]" for name, own in sites.items() if own]
         return VariantName(_BETWEEN.join(parts) or PLAIN, chain)
 
 
-def _ranges(numbers: Sequence[int]) -> str:
+def ranges_of(numbers: Sequence[int]) -> str:
+    """Return ascending numbers as text: `0-3,7`."""
     runs = []
     for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
         found = [n for _, n in run]

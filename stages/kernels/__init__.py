@@ -6,12 +6,14 @@
 - `store.py`: what earlier processes learned, on disk.
 - `substitutes.py`: fake kernels of our own.
 - `encoder.py`: an operator for layers of `nn.TransformerEncoder` on padded sequences.
+- `attention.py`: operators for attention whose kernels PyTorch chooses by what trains.
 - `products.py`: operators for products whose kernels PyTorch chooses by what trains.
 - `failed.py`: recognizes a GPU that has failed.
 """
 
 from __future__ import annotations
 
+from stowage.stages.kernels.attention import attention, attention_gradients
 from stowage.stages.kernels.encoder import encoder_layer
 from stowage.stages.kernels.forms import Form, Output, output_at, outputs_of, parse_all, texts
 from stowage.stages.kernels.known import FakeKernelError, KnownOutputs, Outputs, known_outputs
@@ -31,6 +33,8 @@ __all__ = [
     "Output",
     "Outputs",
     "ReturnedStore",
+    "attention",
+    "attention_gradients",
     "encoder_layer",
     "kinds_of",
     "known_outputs",

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from stowage.stages.structure.kinds import attributes
+
 Path = tuple[str, ...]
 """The way to a leaf: attributes, keys and positions as text; a parameter appears in it by its name."""
 
@@ -77,15 +79,10 @@ def _parts(item: Any, names: Mapping[int, str]) -> Iterator[tuple[str, Any]]:
         yield from ((_key(k, names), k) for k in sorted(item, key=lambda k: _key(k, names)))
     elif hasattr(item, "__iter__") and hasattr(item, "__len__") and type(item).__module__ == "collections":  # a deque
         yield from ((str(i), v) for i, v in enumerate(item))
-    attributes = dict(getattr(item, "__dict__", {}))
-    for kind in type(item).__mro__:
-        slots = kind.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if hasattr(item, name) and name not in ("__dict__", "__weakref__"):
-                attributes.setdefault(name, getattr(item, name))
-    for name in sorted(attributes, key=str):
+    found = dict(attributes(item))
+    for name in sorted(found, key=str):
         if name not in _STEERS_NOTHING:
-            yield f".{name}", attributes[name]
+            yield f".{name}", found[name]
 
 
 def _key(key: Any, names: Mapping[int, str]) -> str:

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from stowage.stages.ir.errors import TraceError
 from stowage.stages.optimizers.content import tensors_in
+from stowage.stages.structure.kinds import dict_of
 
 _HOOKS = (
     "_optimizer_step_pre_hooks",
@@ -130,7 +131,7 @@ def _forget(item: Any, others: set[int], seen: set[int]) -> None:
         for key in [key for key in item if isinstance(key, torch.Tensor) and id(key) in others]:
             del item[key]
     parts = item.values() if isinstance(item, Mapping) else item if isinstance(item, (list, tuple)) else ()
-    for part in [*parts, *getattr(item, "__dict__", {}).values()]:
+    for part in [*parts, *(dict_of(item) or {}).values()]:
         _forget(part, others, seen)
 
 

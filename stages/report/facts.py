@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from stowage.stages.ir.plan import PlanSummary
+from stowage.stages.ir.plan import EACH_WHOLE, PlanSummary
 from stowage.stages.ir.run import MemorySample, StepRecord
 from stowage.stages.report.frames import frame_of
 from stowage.stages.report.units import NOTHING, percent, ratio, seconds, size, times
@@ -136,8 +136,9 @@ def _in_fewer_bits(summary: PlanSummary) -> list[FactLine]:
     changed = f"the gradient changes by {percent(summary.gradient_error)} at most"
     return [
         FactLine("Kept in fewer bits" if not i else "", kept.partition(": ")[0], NOTHING, NOTHING,
-                 kept.partition(": ")[2] + (f"; {changed}" if not i and not summary.exact else ""))
-        for i, kept in enumerate(summary.lossy)
+                 kept.partition(": ")[2] + (f" ({effect})" if effect else "")
+                 + (f"; {changed}" if not i and not summary.exact else ""))
+        for i, (kept, effect) in enumerate(summary.kept_in_codes)
     ]  # fmt: skip
 
 
@@ -156,6 +157,8 @@ def bound_words(summary: PlanSummary) -> str:
     ways = f"the {summary.bound_variant} step"
     if "," in summary.bound_variant:
         ways = f"all mixtures of {summary.bound_variant}"
+    if EACH_WHOLE in summary.bound_variant:
+        ways = f"{summary.bound_variant}, each as a whole and not all mixtures of them,"
     if summary.bound_kind == "cuts under masks":
         return (
             f"no plan within the budget under every mask has a lower mean time (proven by cutting {ways} at {places})"

@@ -12,6 +12,7 @@ from stowage.stages.ir.lossy import GradientError
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.rewrite.lossy import Classes
 from stowage.stages.sensitivity.interpreter import StepTensors, StoredForward
+from stowage.stages.sensitivity.spread import Spread
 from stowage.stages.structure.generators import forked_generators
 
 Gradients = Mapping[str, torch.Tensor]
@@ -22,6 +23,14 @@ OTHER_DRAWS = 1.5
 What codes change varies by some percent from batch to batch, and by a fifth in tensors of a few hundred elements. The
 gradient's own norm may vary several times, so that changes are compared with its mean square.
 """
+
+ONE_BATCH = 1.25
+"""So many times that is taken where it is measured on one batch, which tells nothing of how much batches differ."""
+
+
+def margin(batches: int) -> float:
+    """Return how many times what was measured on so many batches is predicted for others."""
+    return OTHER_DRAWS * (ONE_BATCH if batches == 1 else 1.0)
 
 
 def gradient_errors(
@@ -34,9 +43,10 @@ def gradient_errors(
 ) -> list[GradientError]:
     """Measure the error of each class and kind, with nothing else packed.
 
-    An error is the largest change of the gradient on any of the batches, with some more for others, over the root mean
+    An error is the largest change of the gradient on any of the batches, with a margin for others, over the root mean
     square of the gradient's norm on all of them. Codes for what is frozen are measured where all of the class is
-    frozen, without the gradients that nothing then computes.
+    frozen, without the gradients that nothing then computes. Beside it, of several batches, is told how much the
+    gradient varies from batch to batch, with the codes and without.
 
     Forward runs once for each batch, and backward once for each class and kind of each batch: all of them in as much
     memory as plain PyTorch takes.
@@ -52,6 +62,7 @@ def gradient_errors(
     classes = Classes(trace)
     changes = dict.fromkeys(classes.members(kinds), 0.0)
     norms = dict.fromkeys(changes, 0.0)
+    spreads = {key: (Spread(), Spread()) for key in changes} if len(live) > 1 else {}
     with around():
         for number, each in enumerate(live):
             forward = StoredForward(trace, each, classes.everywhere(kinds))
@@ -61,11 +72,17 @@ def gradient_errors(
                 packed, frozen = classes.frozen(kind, name)
                 own = {n: g for n, g in exact.items() if n not in frozen}
                 norms[kind, name] += whole - _squared({n: exact[n] for n in frozen if n in exact})
-                change = squared_distance(forward.gradients(packed), own)
-                changes[kind, name] = max(changes[kind, name], change)
+                found = forward.gradients(packed)
+                changes[kind, name] = max(changes[kind, name], squared_distance(found, own))
+                for spread, gradients in zip(spreads.get((kind, name), ()), (own, found), strict=False):
+                    spread.add({n: gradients[n] for n in own})
                 progress(number * len(changes) + done, len(live) * len(changes))
-    scales = {key: OTHER_DRAWS**2 * len(live) / norm if norm else 0.0 for key, norm in norms.items()}
-    return [GradientError(kind, name, change * scales[kind, name]) for (kind, name), change in changes.items()]
+    scales = {key: len(live) / norm if norm else 0.0 for key, norm in norms.items()}
+    more = margin(len(live)) ** 2
+    return [
+        GradientError(*key, more * scales[key] * change, *(scales[key] * s.variance() for s in spreads.get(key, ())))
+        for key, change in changes.items()
+    ]
 
 
 def gradient_error(
@@ -94,12 +111,12 @@ def gradient_error(
 
 
 def _squared(gradients: Gradients) -> float:
-    return sum(float(g.double().square().sum()) for g in gradients.values())
+    return sum(float(g.abs().double().square().sum()) for g in gradients.values())
 
 
 def squared_distance(found: Gradients, exact: Gradients) -> float:
     """Return the squared norm of the difference of two gradients; infinity where one of them is no number."""
     total = 0.0
     for name, gradient in exact.items():
-        total += float((found[name] - gradient).double().square().sum())
+        total += float((found[name] - gradient).abs().double().square().sum())
     return total if total == total else float("inf")

@@ -1,4 +1,4 @@
-"""Times each row of a plan: computing in order, copies and updates by the CPU beside it."""
+"""Times each row of a plan: computing in order, copies, collectives and updates by the CPU beside it."""
 
 from __future__ import annotations
 
@@ -60,11 +60,20 @@ class Timing:
             work = self._under_way[step.storage] = self._work(step, storages, nodes)
             return work
         if kind.on_node:
-            self._clock += nodes[step.node].time_s
+            self._compute(nodes[step.node])
         elif kind.ends and step.storage in self._under_way:  # otherwise it is an update before the first iteration
             self._clock = max(start, self._copies.finish(self._under_way.pop(step.storage)))
             self.wait_s += self._clock - start
         return start, self._clock
+
+    def _compute(self, node: ComputeNode) -> None:
+        """Let a node compute; a collective needs the ranks' network too, and waits for those under way on it."""
+        end_s = self._clock + node.time_s
+        if node.collective:
+            done_s = self._copies.finish(self._copies.work("collective", node.time_s, self._clock))
+            self.wait_s += max(0.0, done_s - end_s)
+            end_s = max(end_s, done_s)
+        self._clock = end_s
 
     def _work(self, step: Step, storages: Sequence[Storage], nodes: Sequence[ComputeNode]) -> Beside:
         """Queue a node's work beside computing."""

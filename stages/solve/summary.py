@@ -29,12 +29,14 @@ class Solved:
         summary: what it states.
         slots: places in the lower tier of what it offloads.
         units: what a step may freeze; none where nothing is ever frozen.
+        proving_s: seconds that the bound took, and the search for schedules by it; 0 where the plan was in a store.
     """
 
     rows: list[PlanRow]
     summary: PlanSummary
     slots: list[Slot] = field(default_factory=list)
     units: list[Unit] = field(default_factory=list)
+    proving_s: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ def proven(outcome: Outcome, status: str, gap: float | None, bound_s: float) -> 
 def lower_bound_s(nodes: Iterable[ComputeNode], lower_tier: LowerTier | None) -> float:
     """Return the time of every node once; updates only where the CPU cannot take them over.
 
-    Collectives run beside computing, or in its order.
+    Collectives run beside computing, one after another.
     """
     beside = lower_tier is not None and lower_tier.cpu_update_bytes_per_s > 0
     nodes = list(nodes)

@@ -11,9 +11,10 @@ from stowage.stages.ir.hierarchy import BlockCluster
 from stowage.stages.ir.plan import Option, PlanSummary
 from stowage.stages.ir.variant import VariantName
 from stowage.stages.rewrite import Way, is_asked, is_exact, is_for_freezing
-from stowage.stages.rewrite.lossy import described
+from stowage.stages.rewrite.lossy import described, effects
 from stowage.stages.solve.collection import rarely_collected
 from stowage.stages.solve.cuts.proven import PROVEN, Planned, proven
+from stowage.stages.solve.cuts.statement import Bound, with_bound
 from stowage.stages.solve.known import Known
 from stowage.stages.solve.mixtures import mixtures
 from stowage.stages.solve.offload.tier import LowerTier
@@ -165,8 +166,9 @@ def _planned(variants: Sequence[Variant], options: Sequence[Option], request: Pl
     found = proven(tried, untried, request, allowed)
     best = preferred(found)
     lossy, error = described(variants[0].trace, best.summary.variant, request.errors)
-    stated = replace(best.summary, smallest_feasible_bytes=smallest, lossy=lossy, gradient_error=error)
-    return replace(best, summary=stated)
+    words = effects(variants[0].trace, best.summary.variant, request.errors)
+    summary = replace(best.summary, smallest_feasible_bytes=smallest, lossy=lossy, lossy_effects=words)
+    return replace(best, summary=replace(summary, gradient_error=error))
 
 
 def _is_of(way: Way, rewrite: str) -> bool:
@@ -189,21 +191,11 @@ def within_bound(plan: Solved, plans: Sequence[Solved]) -> Solved:
     bounded = [s.summary for s in plans if s.summary.bound_s]
     if not bounded or len(bounded) < len(plans):
         return plan
-    least, s = min(bounded, key=lambda summary: summary.bound_s), plan.summary
-    if least.bound_s >= s.bound_s:
+    least = min(bounded, key=lambda summary: summary.bound_s)
+    if least.bound_s >= plan.summary.bound_s:
         return plan
-    gap = max(0.0, 1 - least.bound_s / s.step_time_s)
-    status = "optimal" if gap <= PROVEN else "feasible" if s.status == "optimal" else s.status
-    stated = replace(
-        s,
-        bound_s=least.bound_s,
-        bound_kind=least.bound_kind,
-        bound_cuts=least.bound_cuts,
-        bound_variant=least.bound_variant,
-        status=status,
-        gap=gap,
-    )
-    return replace(plan, summary=stated)
+    bound = Bound(least.bound_s, least.bound_kind, least.bound_cuts, least.bound_variant)
+    return with_bound(plan, bound, PROVEN)
 
 
 def _leaves_to_be_desired(solved: Solved) -> bool:

@@ -9,7 +9,18 @@ from typing import Any
 
 import torch
 
-from stowage.stages.structure.kinds import Kind, attributes, has_attributes, is_hidden, kind_of, slots_of, steps
+from stowage.stages.structure.containers import builtin_of
+from stowage.stages.structure.kinds import (
+    Kind,
+    attributes,
+    dict_of,
+    has_attributes,
+    is_hidden,
+    is_of,
+    kind_of,
+    slots_of,
+    steps,
+)
 from stowage.stages.structure.parts import Walk
 
 
@@ -45,7 +56,7 @@ class _Copy:
             return item
         if id(item) in self._made:
             return self._made[id(item)]
-        if isinstance(item, (tuple, frozenset)):
+        if is_of(item, (tuple, frozenset)):
             self._made[id(item)] = item  # in case the container contains itself
             made = self._immutable(item, kind, path)
         else:
@@ -58,7 +69,7 @@ class _Copy:
         return [self._again(step.item, path + step.path) for step in steps(item, kind) if not step.mirrors]
 
     def _immutable(self, item: Any, kind: Kind, path: str) -> Any:
-        base: Any = tuple if isinstance(item, tuple) else frozenset
+        base: Any = builtin_of(item)
         parts = self._parts(item, kind, path)
         try:
             made = base.__new__(type(item), parts)
@@ -69,12 +80,11 @@ class _Copy:
 
     def _fill(self, made: Any, item: Any, kind: Kind, path: str) -> None:
         if kind == "mapping":
-            base: Any = OrderedDict if isinstance(item, OrderedDict) else dict
+            base = builtin_of(item)
             for key, value in zip(tuple(dict.keys(item)), self._parts(item, kind, path), strict=True):
                 base.__setitem__(made, key, value)
         elif kind == "sequence":
-            base = list if isinstance(item, list) else deque
-            base.extend(made, self._parts(item, kind, path))
+            builtin_of(item).extend(made, self._parts(item, kind, path))
         elif kind == "set":
             set.update(made, self._parts(item, kind, path))
         self._attributes(made, item, path)
@@ -82,24 +92,24 @@ class _Copy:
     def _attributes(self, made: Any, item: Any, path: str) -> None:
         if not has_attributes(item, kind_of(type(item))):
             return
-        slots = dict(slots_of(type(item)))
+        slots, own = dict(slots_of(type(item))), dict_of(made)
         for name, value in attributes(item):
             again = self._again(value, path if is_hidden(item, name) else f"{path}.{name}")
             if name in slots:
                 slots[name].__set__(made, again)
-            else:
-                object.__getattribute__(made, "__dict__")[name] = again
+            elif own is not None:
+                own[name] = again
 
 
 def _blank(item: Any) -> Any:
     """Return an object of the same class with nothing in it."""
     cls = type(item)
     for base in (OrderedDict, defaultdict, dict, list, deque, set):
-        if isinstance(item, base):
+        if is_of(item, base):
             made = base.__new__(cls)
-            if isinstance(item, defaultdict):
+            if is_of(item, defaultdict):
                 defaultdict.__init__(made, item.default_factory)  # type: ignore[arg-type]
-            if isinstance(item, deque):
+            if is_of(item, deque):
                 deque.__init__(made, (), item.maxlen)
             return made
     try:

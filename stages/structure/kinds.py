@@ -7,8 +7,10 @@ code of these classes is run: no property, no `__getattr__`, and `__iter__` only
 
 from __future__ import annotations
 
+import _thread
 import enum
 import sys
+import threading
 import types
 from collections import UserDict, UserList, deque
 from collections.abc import Callable, Generator, Iterator
@@ -18,6 +20,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from torch import nn
+
+from stowage.stages.structure.containers import contents
 
 Kind = Literal["tensor", "array", "plain", "mapping", "sequence", "set", "object", "closed"]
 """The ways to treat an object.
@@ -63,6 +67,8 @@ def _kind_of(cls: type) -> Kind:
     for kind, bases in (("mapping", (dict,)), ("sequence", _ITEMS), ("set", (set, frozenset))):
         if issubclass(cls, bases):
             return kind  # type: ignore[return-value]
+    if issubclass(cls, threading.local):
+        return "object"
     if issubclass(cls, _CLOSED):
         return "closed"
     package = cls.__module__.partition(".")[0]
@@ -91,34 +97,81 @@ slots_of: Callable[[type], tuple[tuple[str, Any], ...]] = lru_cache(maxsize=4096
 """Return the names and descriptors of the `__slots__` of a class and its bases; cached."""
 
 
+def is_of(item: Any, classes: type | tuple[type, ...]) -> bool:
+    """Say whether an object is of one of some classes; `isinstance` would ask the object, and run its code."""
+    return issubclass(type(item), classes)
+
+
+def dict_of(item: Any) -> dict[str, Any] | None:
+    """Return the dictionary of an object's attributes; None where it has none, or its class hides it."""
+    if is_of(item, threading.local):  # which has a dictionary for each thread
+        return _thread._local.__getattribute__(item, "__dict__")  # type: ignore[no-any-return]
+    descriptor = _dict_descriptor(type(item))  # type: ignore[arg-type]
+    found = None if descriptor is None else descriptor.__get__(item)
+    return found if isinstance(found, dict) else None
+
+
+def attributes_of(item: Any) -> Any:
+    """Return the attributes of an object to be read or changed, those of a class to be read.
+
+    Raises:
+        AttributeError: the object has none.
+    """
+    found = vars(item) if is_of(item, type) else dict_of(item)
+    if found is None:
+        raise AttributeError(f"An object of class {type(item).__name__} has no attributes.")
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _dict_descriptor(cls: type) -> Any:
+    found = next((vars(owner)["__dict__"] for owner in cls.__mro__ if "__dict__" in vars(owner)), None)
+    return found if isinstance(found, (types.GetSetDescriptorType, types.MemberDescriptorType)) else None
+
+
+UNSET: Any = object()
+"""What a slot has that was never set."""
+
+
+def in_slot(item: Any, slot: Any) -> Any:
+    """Return what an object has in the slot of a descriptor, `UNSET` for nothing."""
+    try:
+        return slot.__get__(item, type(item))
+    except AttributeError:
+        return UNSET
+
+
+def set_slot(item: Any, slot: Any, value: Any) -> None:
+    """Set a slot by its descriptor; `UNSET` deletes what is there."""
+    if in_slot(item, slot) is not value:
+        slot.__delete__(item) if value is UNSET else slot.__set__(item, value)
+
+
 def attributes(item: Any) -> Iterator[tuple[str, Any]]:
     """Yield the name and value of each attribute, in the order in which they were set, without computing any."""
-    cls = type(item)
-    if _has_dict(cls):
-        yield from tuple(object.__getattribute__(item, "__dict__").items())
-    for name, slot in slots_of(cls):
-        try:
-            yield name, slot.__get__(item, cls)
-        except AttributeError:  # not set
-            continue
+    yield from tuple((dict_of(item) or {}).items())
+    for name, slot in slots_of(type(item)):
+        if (value := in_slot(item, slot)) is not UNSET:
+            yield name, value
 
 
 def steps(item: Any, kind: Kind) -> Iterator[PathStep]:
     """Yield the parts of an object of the given kind."""
     if kind == "mapping":
-        for position, (key, value) in enumerate(tuple(dict.items(item))):
+        for position, (key, value) in enumerate(contents(item)):
             name = repr(key) if kind_of(type(key)) == "plain" or _is_plain_tuple(key) else f"key {position}"
             yield PathStep(f"[{name}]", str(key) if name[0] != "k" else name, value)
     elif kind == "sequence":
-        fields = getattr(type(item), "_fields", None) if isinstance(item, tuple) else None
-        for position, value in enumerate(tuple(_iterate(item))):
+        fields = getattr(type(item), "_fields", None) if is_of(item, tuple) else None
+        for position, value in enumerate(contents(item)):
             if fields and position < len(fields):
                 yield PathStep(f".{fields[position]}", str(fields[position]), value)
             else:
                 yield PathStep(f"[{position}]", str(position), value)
     elif kind == "set":
-        plain = all(kind_of(type(value)) == "plain" for value in item)
-        for position, value in enumerate(sorted(item, key=repr) if plain else tuple(item)):
+        members = contents(item)
+        plain = all(kind_of(type(value)) == "plain" for value in members)
+        for position, value in enumerate(sorted(members, key=repr) if plain else members):
             yield PathStep(f"{{{position}}}", str(position), value)
     if has_attributes(item, kind):
         for name, value in attributes(item):
@@ -133,13 +186,8 @@ def has_attributes(item: Any, kind: Kind) -> bool:
 
 def is_hidden(item: Any, name: str) -> bool:
     """Say whether an attribute holds the owner's own items, as `data` of a `UserDict` or `UserList` does."""
-    return name == "data" and isinstance(item, (UserDict, UserList))
+    return name == "data" and is_of(item, (UserDict, UserList))
 
 
 def _is_plain_tuple(key: Any) -> bool:
     return type(key) is tuple and all(kind_of(type(part)) == "plain" for part in key)
-
-
-def _iterate(item: Any) -> Iterator[Any]:
-    base: Callable[[Any], Iterator[Any]] = next(base for base in _ITEMS if isinstance(item, base)).__iter__
-    return base(item)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from stowage.stages.ir.errors import ParameterError
+from stowage.stages.structure.containers import contents, length_of
 from stowage.stages.structure.kinds import Kind, kind_of, steps
 
 LIMIT = 100_000
@@ -65,7 +66,7 @@ class Walk:
                 self._add(path, label, kind, item, self.first[known])
             return True
         self.first[known] = path
-        if kind == "sequence" and len(item) > RUN and all(kind_of(type(value)) == "plain" for value in item):
+        if kind == "sequence" and length_of(item) > RUN and all(kind_of(type(v)) == "plain" for v in contents(item)):
             self._add(path, label, "plain", item, "")
             return False
         if depth == DEPTH:

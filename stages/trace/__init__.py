@@ -12,6 +12,7 @@
 - `explain.py`: errors of a trace in one sentence.
 - `lines.py`: the source line of a module.
 - `requires_grad.py`: where plain PyTorch computes with other kernels because parameters are frozen.
+- `layouts_by_training.py`: where results must lie as plain PyTorch lays them out while parameters are frozen.
 - `calls`: facts about calls and their arguments.
 - `recording`: recording a program on tensors without memory.
 - `objects`: the user's objects, restored and read while a step is traced.

@@ -114,9 +114,11 @@ def _first(trace: Trace, readings: Readings) -> tuple[Captured, Readings]:
         try:
             return trace(readings, ()), readings
         except TraceError as error:
+            if _raised(error) == "":  # behind the checks that have raised, which would not raise in a step
+                raise
             original = original or error
             truths = tuple(truth for _, truth in readings.truths)
-            if _raised(error) == "" or not truths or not truths[-1]:
+            if not truths or not truths[-1]:
                 raise original from original.__cause__
             readings = Readings(decisions=(*truths[:-1], False))
     raise original or AssertionError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,12 +19,13 @@ from stowage.stages.optimizers import KnownOptimizer
 from stowage.stages.rewrite.sharding import shard_parameters
 from stowage.stages.trace.calls.signature import content_hash
 from stowage.stages.trace.capture import Captured, capture
+from stowage.stages.trace.layouts_by_training import OwnLayouts, copy_before, own_layouts
 from stowage.stages.trace.objects.effects import Left
 from stowage.stages.trace.objects.left import Seen
 from stowage.stages.trace.objects.outside import Outside
-from stowage.stages.trace.recording.products import products_by_training
+from stowage.stages.trace.recording.kernels_by_training import Layouts, kernels_by_training
 from stowage.stages.trace.recording.readings import Readings
-from stowage.stages.trace.requires_grad import notice_of_frozen
+from stowage.stages.trace.requires_grad import notice_of_frozen, other_kernels
 from stowage.stages.trace.rounds import trace_rounds
 from stowage.stages.trace.updates import MicroBatch, append_updates
 from stowage.stages.workload.calls import Loss, Objective, compute_loss
@@ -100,12 +101,12 @@ def record_step(
         changed: Sequence[Seen] = (),
         *,
         backward: bool = True,
-        products: AbstractContextManager[None] | None = None,
+        kernels: Callable[[], AbstractContextManager[None]] = kernels_by_training if freezes else nullcontext,
     ) -> Captured:
         def compute(model: nn.Module, batch: Any) -> list[torch.Tensor]:
             return [compute_loss(model, batch, loss=loss, objective=objective, trains=backward)]
 
-        with products or (products_by_training() if freezes else nullcontext()):
+        with kernels():
             captured = capture(
                 model, batch, compute, layouts, backward=backward, roots=roots, readings=readings, changed=changed
             )
@@ -115,12 +116,18 @@ def record_step(
     notices = captured.notices
     if freezes:
         decided = tuple(truth for _, truth in captured.readings.truths)
-        said = notice_of_frozen(
-            model, lambda products: trace(Readings(decisions=decided), backward=False, products=products)
-        )
+        again = partial(trace, Readings(decisions=decided))
+        said = notice_of_frozen(model, lambda kernels: again(backward=False, kernels=lambda: kernels))
+        frozen = partial(kernels_by_training, layouts=Layouts(frozen=True))
+        own = own_layouts(captured.graph, lambda: again(kernels=frozen).graph) if said == "" else OwnLayouts()
+        if own is None:
+            said = other_kernels("Backward")
         if said != "":  # then all of it is as if everything trained
-            captured, tables, left = trace_rounds(partial(trace, products=nullcontext()), decisions)
+            captured, tables, left = trace_rounds(partial(trace, kernels=nullcontext), decisions)
             notices = [*captured.notices, *([said] if said else [])]
+        elif own is not None and own != OwnLayouts():
+            captured, tables, left = trace_rounds(partial(_laid_out, trace, own), decisions)
+            notices = captured.notices
     return Recorded(
         tables.storages,
         tables.values,
@@ -134,6 +141,13 @@ def record_step(
         left,
         tables.counted,
     )
+
+
+def _laid_out(trace: Any, own: OwnLayouts, readings: Readings, changed: Sequence[Seen] = ()) -> Captured:
+    """Trace a step with plain PyTorch's layouts."""
+    captured: Captured = trace(readings, changed, kernels=lambda: kernels_by_training(layouts=Layouts(own.results)))
+    copy_before(captured.graph, own.copied)
+    return captured
 
 
 def trace_step(

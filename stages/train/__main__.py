@@ -113,7 +113,7 @@ def train(settings: Settings, rank: Rank) -> None:
     setup = Setup.of(settings)
     code = {*listed_inputs(root)[TRAIN], *added_inputs(root, TRAIN), *imported_files(root)}
     name = run_name(root, settings, summary, setup, code, planned_freezing())
-    rank.agree("plan, model, text or torch", name)
+    rank.agree("plan, model, text or torch", f"{name} {manifest.source_hash}")
     folder = STORE / "checkpoints" / file_name(summary.plan_hash, "a plan")
     steps = settings.train.steps
     checkpoint = checkpoint_of(folder, name, steps, saved_iteration(checkpoint_of(folder, name, steps, None)))

@@ -88,8 +88,10 @@ def loss_of(outputs: Any, batch: Any, loss: Loss | None, *, trains: bool = True)
     elif isinstance(outputs, torch.Tensor) and outputs.ndim == 0:
         result = outputs
     else:
+        tensor = isinstance(outputs, torch.Tensor)
+        what = f"a tensor of shape {tuple(outputs.shape)}" if tensor else type(outputs).__name__
         raise TraceError(
-            f"The model returns {type(outputs).__name__} without a scalar `loss`: pass loss=callable(outputs, batch), "
+            f"The model returns {what} without a scalar `loss`: pass loss=callable(outputs, batch), "
             f"put labels into the batch, or pass {WAY_IN}."
         )
     if not isinstance(result, torch.Tensor) or result.numel() != 1:

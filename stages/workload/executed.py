@@ -5,7 +5,6 @@ from __future__ import annotations
 import cProfile
 import os
 import sys
-import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,23 +13,12 @@ from typing import Any
 
 import torch
 
+from stowage.stages.structure.installed import STANDARD, is_installed, is_packaged
+
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
-_STANDARD = tuple(
-    {
-        change(sysconfig.get_path(name)) + os.sep
-        for name in ("stdlib", "platstdlib")
-        for change in (str, os.path.realpath)
-    }
-)
 _LONGEST = 100
 """The most characters of a string that may be a key."""
-_INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
-
-
-def is_installed(file: str) -> bool:
-    """Say whether a file is part of Python or an installed package, which people do not edit while they train."""
-    return file.startswith("<frozen") or any(part in file for part in _INSTALLED) or file.startswith(_STANDARD)
 
 
 def _reads_nothing_of_users(file: str) -> bool:
@@ -38,10 +26,10 @@ def _reads_nothing_of_users(file: str) -> bool:
 
     PyTorch reads of them what its own modules keep, which is part of the signature; this project reads nothing.
     """
-    if any(part in file for part in _INSTALLED):
+    if is_packaged(file):
         return file.startswith(_TORCH)
     ours = (_OURS + "stages" + os.sep, _OURS + "flows" + os.sep)
-    return file.startswith(("<frozen", *ours, *_STANDARD))
+    return file.startswith(("<frozen", *ours, *STANDARD))
 
 
 @dataclass

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import array
+import contextvars
+import ctypes
 import functools
 import inspect
 import sys
 import types
+import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,9 +18,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from stowage.stages.structure.kinds import attributes, kind_of, slots_of
+from stowage.stages.structure.containers import contents, item_of, length_of
+from stowage.stages.structure.installed import is_installed
+from stowage.stages.structure.kinds import attributes, attributes_of, dict_of, is_of, kind_of, slots_of
 from stowage.stages.structure.values import value_text
-from stowage.stages.workload.executed import Executed, is_installed
+from stowage.stages.workload.executed import Executed
 from stowage.stages.workload.signature import module_rows, tensor_form
 from stowage.stages.workload.surroundings import MISSING, Look, Read, SurroundingPlace, Surroundings
 
@@ -147,8 +153,8 @@ class Reach:
         kind = kind_of(type(item))
         if id(item) in self._own:
             return
-        if kind == "plain" or isinstance(item, np.generic):
-            if kind == "plain" and (isinstance(item, (str, bytes)) and len(item) > ELEMENTS):
+        if kind == "plain" or is_of(item, np.generic):
+            if kind == "plain" and (is_of(item, (str, bytes)) and len(item) > ELEMENTS):
                 return
             self._add(owner, way, _itself)
             return
@@ -165,42 +171,45 @@ class Reach:
         self._seen[id(item)] = item
         if kind in ("mapping", "sequence", "set"):
             self._container(owner, way, depth)
-        elif isinstance(item, nn.Module):
+        elif is_of(item, nn.Module):
             self._module(owner, way, depth)
-        elif isinstance(item, types.FunctionType):
+        elif is_of(item, types.FunctionType):
             if root or self._ran.ran(item.__code__) or not is_installed(item.__code__.co_filename):
                 self._follow(owner, way, depth, _code, self._behind_function(way, root))
-        elif isinstance(item, (types.MethodType, functools.partial)):
+        elif is_of(item, (types.MethodType, functools.partial)):
             self._follow(owner, way, depth, None, _behind_callable(way))
-        elif isinstance(item, types.ModuleType):
-            if not is_installed(getattr(item, "__file__", None) or "<frozen>"):
+        elif is_of(item, types.ModuleType):
+            if _is_users_module(item):
                 self._follow(owner, way, depth, None, self._named(way, vars(item), _attribute_of_dict))
-        elif isinstance(item, type):
+        elif is_of(item, type):
             if _of_user(item):
                 self._follow(owner, way, depth, None, self._behind_class(item, way.path))
+        elif is_of(item, tuple(_INSIDE)):
+            read = next(read for holder, read in _INSIDE.items() if is_of(item, holder))
+            self._follow(owner, way, depth, None, iter([_Way(read(item), way.path, read)]))
         elif kind == "object":
             self._follow(owner, way, depth, type, self._behind_object(way))
 
     def _container(self, owner: int, way: _Way, depth: int) -> None:
-        item = way.item
-        plain = [kind_of(type(value)) == "plain" for value in (item.values() if isinstance(item, dict) else item)]
-        if isinstance(item, (set, frozenset)):
+        item, members = way.item, contents(way.item)
+        mapping = is_of(item, dict)
+        plain = [kind_of(type(value)) == "plain" for value in ([v for _, v in members] if mapping else members)]
+        if is_of(item, (set, frozenset)):
             if all(plain) and len(plain) <= ELEMENTS:
-                self._add(owner, way, frozenset)
+                self._add(owner, way, _members)
             return
-        if not isinstance(item, dict) and len(plain) > SEPARATE and all(plain):
-            self._add(owner, way, tuple if len(plain) <= ELEMENTS else len)
+        if not mapping and len(plain) > SEPARATE and all(plain):
+            self._add(owner, way, _values if len(plain) <= ELEMENTS else length_of)
             return
         few = len(plain) <= ITEMS
-        if isinstance(item, dict):
+        if mapping:
             ways = (
                 _Way(value, f"{way.path}[{key!r}]", _item(key))
-                for key, value in tuple(dict.items(item))
-                if (few and kind_of(type(key)) == "plain") or (isinstance(key, str) and key in self._ran.names)
+                for key, value in members
+                if (few and kind_of(type(key)) == "plain") or (is_of(key, str) and key in self._ran.names)
             )
         else:
-            values = tuple(item)[:ITEMS]
-            ways = (_Way(value, f"{way.path}[{n}]", _item(n)) for n, value in enumerate(values))
+            ways = (_Way(value, f"{way.path}[{n}]", _item(n)) for n, value in enumerate(members[:ITEMS]))
         self._follow(owner, way, depth, _type_and_length if few else None, ways)
         if type(item).__module__ not in ("builtins", "collections"):
             self._follow(owner, way, depth, None, self._behind_object(way))
@@ -233,8 +242,8 @@ class Reach:
                 read = _slot(slots[name], type(way.item)) if name in slots else _attribute_of_dict(name)
                 yield _Way(value, f"{way.path}.{name}", read)
         yield from self._behind_classes(way)
-        if type(way.item).__dictoffset__:
-            own = object.__getattribute__(way.item, "__dict__")
+        own = dict_of(way.item)
+        if own is not None:
             for name in sorted({n for cls in type(way.item).__mro__ if _of_user(cls) for n in cls.__dict__}):
                 if name in self._ran.names and name not in own:  # if it is set later, it hides the class's
                     yield _Way(MISSING, f"{way.path}.{name}", _attribute_or_none(name))
@@ -247,9 +256,11 @@ class Reach:
 
     def _behind_class(self, cls: type, path: str) -> Iterator[_Way]:
         for name, value in tuple(cls.__dict__.items()):
-            if name not in self._ran.names or (name.startswith("__") and name.endswith("__") and name != "__call__"):
-                continue
             function = inspect.unwrap(value) if isinstance(value, types.FunctionType) else value
+            ran = isinstance(function, types.FunctionType) and self._ran.ran(function.__code__)  # PyTorch calls forward
+            special = name.startswith("__") and name.endswith("__") and name != "__call__"
+            if special or not (ran or name in self._ran.names):
+                continue
             if isinstance(function, types.FunctionType) and not (function.__closure__ or function.__defaults__):
                 continue
             if isinstance(value, (property, classmethod, staticmethod, types.MemberDescriptorType)):
@@ -292,13 +303,22 @@ def _of_user(cls: type) -> bool:
     return not is_installed(file)
 
 
+def _is_users_module(module: types.ModuleType) -> bool:
+    """Return whether the user wrote a module, or made it while the program ran."""
+    scope = vars(module)
+    if file := scope.get("__file__"):
+        return not is_installed(file)
+    of_python = str(scope.get("__name__")).partition(".")[0] in sys.stdlib_module_names
+    return not of_python and (type(module) is types.ModuleType or _of_user(type(module)))
+
+
 def _path_of(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _behind_callable(way: _Way) -> Iterator[_Way]:
     item = way.item
-    if isinstance(item, types.MethodType):
+    if is_of(item, types.MethodType):
         yield _Way(item.__self__, way.path, _own_self)
         yield _Way(item.__func__, f"{way.path}()", _own_function)
         return
@@ -307,6 +327,17 @@ def _behind_callable(way: _Way) -> Iterator[_Way]:
         yield _Way(value, f"{way.path}.args[{number}]", functools.partial(_partial_argument, number))
     for name, value in item.keywords.items():
         yield _Way(value, f"{way.path}.{name}", functools.partial(_partial_keyword, name))
+
+
+_INSIDE: dict[type, Read] = {
+    contextvars.ContextVar: lambda variable: variable.get(MISSING),
+    weakref.ref: lambda reference: reference(),
+    types.MappingProxyType: dict,
+    array.array: lambda numbers: (numbers.typecode, numbers.tobytes()),
+    bytearray: bytes,
+    ctypes._SimpleCData: lambda data: data.value,
+}
+"""What Python's own objects hold that are neither containers nor have attributes."""
 
 
 def _itself(item: Any) -> Any:
@@ -326,7 +357,15 @@ def _code(item: Any) -> Any:
 
 
 def _type_and_length(item: Any) -> tuple[type, int]:
-    return type(item), len(item)
+    return type(item), length_of(item)
+
+
+def _values(item: Any) -> tuple[Any, ...]:
+    return tuple(contents(item))
+
+
+def _members(item: Any) -> frozenset[Any]:
+    return frozenset(contents(item))
 
 
 def _form_of_array(item: Any) -> Any:
@@ -334,15 +373,15 @@ def _form_of_array(item: Any) -> Any:
 
 
 def _item(key: Any) -> Read:
-    return lambda owner: owner[key]
+    return lambda owner: item_of(owner, key)
 
 
 def _attribute_of_dict(name: str) -> Read:
-    return lambda owner: owner.__dict__[name]
+    return lambda owner: attributes_of(owner)[name]
 
 
 def _attribute_or_none(name: str) -> Read:
-    return lambda owner: owner.__dict__.get(name, MISSING)
+    return lambda owner: attributes_of(owner).get(name, MISSING)
 
 
 def _slot(slot: Any, cls: type) -> Read:

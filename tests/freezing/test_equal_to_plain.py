@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import pytest
 import torch
-from torch import nn
-from torch.nn import functional as F
 
 from stowage.stages.codegen import emit_step
 from stowage.stages.freezing.units import units_of
-from stowage.stages.workload.randomness import seeded
+from tests.freezing.chosen_kernels import mixer, normalised, projected, scan, spectral, windows
 from tests.freezing.frozen import adamw, assert_frozen_training, frozen_program, momentum
 from tests.matrix import some
 from tests.solve.prepared import prepare_model, prepared_zoo
@@ -35,36 +33,34 @@ def test_the_tightest_plan(name: str) -> None:
     assert_frozen_training(ZOO[name], prepared, prepared.smallest(), units_of(prepared.trace))
 
 
-class Mixer(nn.Module):
-    """Mixes positions by linear layers of a transposed tensor, and by a weight in the order of its rows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.channels = nn.LayerNorm(48), nn.Linear(48, 48)
-        self.widen, self.narrow = nn.Linear(40, 80), nn.Linear(80, 40)
-        self.weight = nn.Parameter(torch.randn(40, 40) / 6)
-
-    def forward(self, x: torch.Tensor) -> Any:
-        mixed = self.narrow(F.dropout(F.gelu(self.widen(self.norm(x).mT)), 0.1)).mT
-        return self.channels(x + mixed + (x.mT @ self.weight).mT)
-
-
-def mixer() -> Entry:
-    with seeded(0):
-        model = nn.Sequential(Mixer(), Mixer())
-        return model, {"input": torch.randn(3, 40, 48)}, lambda out, batch: out.square().mean()
-
-
-@pytest.mark.parametrize("make", [ZOO["transformer"], ZOO["lstm"], mixer])
+@pytest.mark.parametrize(
+    "make",
+    [
+        ZOO["transformer"],
+        ZOO["lstm"],
+        mixer,
+        scan,
+        partial(scan, 1),
+        windows,
+        partial(windows, network=True),
+        partial(windows, dtype=torch.bfloat16),
+        projected,
+        partial(projected, 1),
+        normalised,
+        partial(normalised, 1),
+        spectral,
+        partial(spectral, 1),
+    ],
+)
 def test_where_plain_pytorch_chooses_kernels_by_what_requires_gradients(make: Callable[[], Entry]) -> None:
-    """Products of tensors that do not lie in order: each step has the kernels of its own mask."""
+    """Products of tensors that do not lie in order, and attention: each step has the kernels of its own mask."""
     prepared = prepare_model(make, "products", freezes=True)
     units = units_of(prepared.trace)
     solved = prepared.solve()
     for plan in (solved, prepared.smallest()):
         assert_frozen_training(make, prepared, plan, units)
     text = emit_step(prepared.trace, prepared.nodes, solved.rows, solved.summary, solved.slots, units)
-    assert re.search(r"torch\.ops\.stowage\.matmul\.default\(.*, run\.active\(", text)
+    assert re.search(r"torch\.ops\.stowage\.(matmul|attention)\.default\(.*, run\.active\(", text)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "resnet"])

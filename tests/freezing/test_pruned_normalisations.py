@@ -18,7 +18,7 @@ from stowage.stages.rewrite import REWRITES, rewritten
 from stowage.stages.rewrite.lossy import CODECS, Classes, allowed
 from stowage.stages.rewrite.lossy import saved as saved_module
 from stowage.stages.sensitivity import StepTensors, gradient_errors
-from stowage.stages.sensitivity.measure import OTHER_DRAWS
+from stowage.stages.sensitivity.measure import margin
 from stowage.stages.trace import trace_step
 from tests.freezing.frozen import adamw, frozen_program, masks, momentum, plain_step
 from tests.freezing.pruned import FROZEN, norms_of, pruned
@@ -115,7 +115,7 @@ def test_its_error_is_that_of_steps_in_which_it_is_frozen() -> None:
     exact, changed = gradients
     change = sum(float((changed[n] - g).double().square().sum()) for n, g in exact.items())
     whole = sum(float(g.double().square().sum()) for g in exact.values())
-    assert 0 < found.squared_error == pytest.approx(OTHER_DRAWS**2 * change / whole, rel=1e-3)
+    assert 0 < found.squared_error == pytest.approx(margin(1) ** 2 * change / whole, rel=1e-3)
 
 
 def test_without_freezing_there_is_none() -> None:

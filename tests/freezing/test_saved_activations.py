@@ -6,6 +6,7 @@ import pytest
 
 from stowage.flows.benchmarks.slimfit.models import MODELS
 from stowage.flows.benchmarks.slimfit.saved import saved_activations
+from stowage.flows.benchmarks.slimfit.saved_by_ils import saved_by_ils
 from stowage.flows.benchmarks.slimfit.static import SEMI_STATIC, static_activations
 from tests.matrix import some
 
@@ -18,6 +19,7 @@ SMALL = {
 SMALLER = {
     "bert": {**SMALL, "max_position_embeddings": 32, "vocab_size": 96},
     "vit": {**SMALL, "image_size": 32, "patch_size": 8},
+    "vit384": {**SMALL, "image_size": 32, "patch_size": 8, "num_labels": 10},
     "decoder": {**SMALL, "max_position_embeddings": 32, "vocab_size": 96},
 }
 
@@ -52,3 +54,13 @@ def test_what_is_saved_by_reader_is_all_and_inputs_of_weights_alone_are_spared()
     everything = by_reader["normalisations"][0]
     assert semi[0] > everything, "those that train keep everything, and codes beside it"
     assert semi[2] < 0.5 * everything, "frozen ones keep a tenth of the values, in a fifth of the bytes"
+
+
+def test_what_ils_chooses_saves_what_was_predicted_and_no_more_than_the_worst() -> None:
+    for row in saved_by_ils(MODELS["bert"], (0.5, 0.9), iterations=6, **SMALLER["bert"]):
+        assert row.off == 0
+        assert (
+            row.measured_mean_bytes == row.predicted_mean_bytes <= row.predicted_most_bytes == row.measured_most_bytes
+        )
+        assert row.measured_most_bytes <= row.worst_bytes
+        assert row.last_bytes < row.worst_bytes

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -16,6 +17,7 @@ from stowage.flows.starter import start as starting
 from stowage.flows.starter.answers import Model, choose_model, model_of
 from stowage.flows.starter.changes import changes_of
 from stowage.flows.starter.merge import with_deployments, with_keys, with_lines, with_sections, with_stages
+from stowage.flows.starter.repository import ignored_by_git
 from stowage.flows.starter.start import start
 from stowage.flows.starter.templates import WORKFLOW, parameters, template, workflow
 from stowage.stages.ir.code_record import RECORD, read_code, record_code, require_recorded
@@ -93,9 +95,25 @@ def test_nothing_is_written_twice_and_the_second_time_nothing_at_all(theirs: Pat
     assert files(theirs) == before
 
 
+def cached_outputs(pipeline: dict[str, Any]) -> set[str]:
+    """Patterns of what DVC keeps in its cache; what it keeps in Git has `cache: false`."""
+    stages = [pipeline["stages"][name] for name in project.TRAIN_STAGES]
+    outputs = [o for s in stages for kind in ("outs", "metrics", "plots") for o in s.get(kind, [])]
+    return {f"/{o}" for o in outputs if isinstance(o, str)}
+
+
 def test_a_dry_run_writes_nothing(theirs: Path) -> None:
     assert "would have: wrote my_model.py" in started(theirs, dry=True)
     assert files(theirs) == {}
+
+
+def test_git_keeps_what_the_cache_does_not(theirs: Path) -> None:
+    started(theirs)
+    pipeline = yaml.safe_load((theirs / "dvc.yaml").read_text())
+    ignored = [output.removeprefix("/") for output in cached_outputs(pipeline)]
+    assert ignored_by_git(theirs, ignored) == ignored
+    kept = [f"artifacts/{path}/metrics.json" for path in ("profile", "train")] + ["artifacts/solve/summary.json"]
+    assert ignored_by_git(theirs, [*kept, "artifacts/device.json", "artifacts/.gitignore", "dvc.lock"]) == []
 
 
 def test_what_is_there_stays_and_what_is_added_is_shown(theirs: Path) -> None:
@@ -107,8 +125,10 @@ def test_what_is_there_stays_and_what_is_added_is_shown(theirs: Path) -> None:
     (theirs / "my_model.py").write_text("def build():\n    ...\n")
     (theirs / "params.yaml").write_text("featurize:\n  columns: 3  # of ours\n")
     said = "\n".join(started(theirs))
-    assert "updated .gitignore:\n    +.stowage/\n    +.worktrees/" in said
-    assert (theirs / ".gitignore").read_text() == "*.log\n__pycache__\n.stowage/\n.worktrees/\n"
+    assert "updated .gitignore:\n    +.stowage/\n    +.worktrees/\n    +/artifacts/origin.json\n" in said
+    lines = (theirs / ".gitignore").read_text().splitlines()
+    assert lines[:4] == ["*.log", "__pycache__", ".stowage/", ".worktrees/"]
+    assert set(lines[4:]) == cached_outputs(yaml.safe_load((theirs / "dvc.yaml").read_text()))
     pipeline = yaml.safe_load((theirs / "dvc.yaml").read_text())["stages"]
     assert list(pipeline) == ["featurize", *project.TRAIN_STAGES]
     assert "featurize:   # ours" in (theirs / "dvc.yaml").read_text()

@@ -90,3 +90,16 @@ def test_what_the_step_does_is_no_check(fit_stores: Path) -> None:
     model = mlp()
     with pytest.raises(TraceError, match="control flow"):
         fit(model, rows(1)[0], adamw(model), loss=branch, device_budget="100%", quick=True, cache_dir=fit_stores)
+
+
+def test_what_cannot_be_traced_behind_a_check_is_said_itself(fit_stores: Path) -> None:
+    """Not the check, which does not fail in a step."""
+
+    def loss(outputs: Any, batch: Any) -> torch.Tensor:
+        no_nan(outputs)
+        selected: torch.Tensor = outputs.masked_select(batch > 0)
+        return selected.pow(2).mean()
+
+    model = mlp()
+    with pytest.raises(TraceError, match=r"shape depends on data \(aten.masked_select"):
+        fit(model, rows(1)[0], adamw(model), loss=loss, device_budget="100%", quick=True, cache_dir=fit_stores)

@@ -21,12 +21,6 @@ KINDS = ("bf16", "fixed8", "int8", "int4_group")
 LIMITS = (0.003, 0.05)
 UNSEEN = 6
 
-ON_ONE = 1.25
-"""So many times what was predicted other batches change the gradient by at most, where it was measured on one alone.
-
-One batch tells nothing of how much batches differ. On the small models here the largest is 1.19 times (T5).
-"""
-
 
 def another(batch: dict[str, Any], seed: int) -> dict[str, Any]:
     """Return a batch of the same form with other content."""
@@ -40,13 +34,11 @@ def another(batch: dict[str, Any], seed: int) -> dict[str, Any]:
     return {name: drawn(t) if isinstance(t, torch.Tensor) else t for name, t in batch.items()}
 
 
-@pytest.mark.parametrize(("measured", "times"), [(1, ON_ONE), (MEASURED_BATCHES, 1.0)])
+@pytest.mark.parametrize("measured", [1, MEASURED_BATCHES])
 @pytest.mark.parametrize(
     "name", some(["gpt2", "bert", "vit", "resnet", "unet", "lstm", "t5"], keep=["gpt2", "unet", "lstm"])
 )
-def test_unseen_batches_are_within_what_is_predicted(
-    name: str, measured: int, times: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unseen_batches_are_within_what_is_predicted(name: str, measured: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its scale is that of the prediction: the root mean square of the norms of the gradients that were measured."""
     monkeypatch.setattr(saved_module, "SMALLEST", 64)
     model, batch, loss = ZOO[name]()
@@ -66,6 +58,6 @@ def test_unseen_batches_are_within_what_is_predicted(
                     torch.manual_seed(seed)
                     unseen = StepTensors.of(model, another(batch, 100 + seed))
                     found = gradient_error(trace, packed, [unseen], seen)
-                assert 0 < found <= times * predicted, f"{variant} on batch {seed}"
+                assert 0 < found <= predicted, f"{variant} on batch {seed}"
                 tried += 1
     assert tried >= UNSEEN * len(LIMITS)

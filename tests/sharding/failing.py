@@ -1,7 +1,7 @@
 """Train on ranks until one of them is killed, hangs or fails, and save on the way.
 
-`python -m tests.sharding.failing FOLDER TIMEOUT HOW AT` on each rank; the last rank does what `HOW` says when it is
-about to scatter gradients in iteration `AT`.
+`python -m tests.sharding.failing FOLDER TIMEOUT HOW AT WHERE` on each rank; one of them does what `HOW` says in
+iteration `AT`, when it is about to scatter gradients, to gather weights, or to hand out buffers (`WHERE`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,26 +20,38 @@ import torch.distributed as dist
 
 from stowage.stages.ir.errors import StowageError
 from stowage.stages.runtime.sharding.iteration import ShardedIteration
+from stowage.stages.runtime.sharding.ranks import Ranks
+from tests.sharding.ended import failing_rank
 from tests.sharding.ranks import say
 from tests.sharding.resuming import WHOLE, Training
 
 STEPS, EVERY = 6, 2
 
 
-class _Failing:
-    """Fails in the middle of a step, after its forward."""
+VERBS: dict[str, tuple[type, str]] = {
+    "scatter": (ShardedIteration, "scatter"),
+    "gather": (ShardedIteration, "gather"),
+    "buffer": (Ranks, "broadcast"),
+}
+"""What is replaced to fail there."""
+
+
+class Failing:
+    """Fails in the middle of a step."""
 
     def __init__(self, how: str, at: int) -> None:
         self._how, self._at = how, at
         self.iteration = -1
-        self._scatter = ShardedIteration.scatter
 
-    def install(self) -> None:
-        def scatter(run: ShardedIteration, gradients: Mapping[str, torch.Tensor]) -> None:
+    def install(self, owner: type, name: str) -> None:
+        """Fail before a method of a class is called."""
+        real = getattr(owner, name)
+
+        def failing(*arguments: Any, **keywords: Any) -> Any:
             self._before()
-            self._scatter(run, gradients)
+            return real(*arguments, **keywords)
 
-        ShardedIteration.scatter = scatter  # type: ignore[method-assign]
+        setattr(owner, name, failing)
 
     def _before(self) -> None:
         if self.iteration != self._at:
@@ -73,15 +85,15 @@ def _again(run: Training, rank: int) -> Sequence[str]:
     ]
 
 
-def main(folder: Path, timeout_s: float, how: str, at: int) -> None:
+def main(folder: Path, timeout_s: float, how: str, at: int, where: str) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     rank, ranks = dist.get_rank(), dist.get_world_size()
     group = dist.new_group(timeout=timedelta(seconds=timeout_s)) if timeout_s else dist.group.WORLD
     run = Training(folder, WHOLE, shift=0.0, group=group, name=str(rank))
     torch.manual_seed(7 + rank)
-    failing = _Failing(how, at)
-    if rank == ranks - 1 and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
-        failing.install()
+    failing = Failing(how, at)
+    if rank == failing_rank(where, ranks) and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+        failing.install(*VERBS[where])
     checkpoint = folder / "checkpoint"
     begin = 0
     if checkpoint.exists():
@@ -102,4 +114,4 @@ def main(folder: Path, timeout_s: float, how: str, at: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+    main(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3], int(sys.argv[4]), sys.argv[5])

@@ -15,6 +15,7 @@ from torch import nn
 from stowage.stages.workload.models import build_model
 from stowage.stages.workload.randomness import seeded
 from stowage.stages.workload.samples import sample_batch
+from tests.freezing.chosen_kernels import Windows
 from tests.optimizers.kinds import Lion
 from tests.zoo import GPT2, LLAMA, ZOO, Loss
 
@@ -181,6 +182,18 @@ def mixer() -> Recipe:
     return Recipe(model.train(), lambda outputs, _batch: outputs.pow(2).mean(), batch)
 
 
+def windows() -> Recipe:
+    """Return a network whose attention has a learnt bias, whose kernels PyTorch chooses by whether that trains."""
+
+    def batch(number: int) -> dict[str, torch.Tensor]:
+        with seeded(number):
+            return {"input": torch.randn(3, 40, 48)}
+
+    with seeded(0):
+        model = nn.Sequential(Windows(network=False), nn.Dropout(0.1), Windows(network=True))
+    return Recipe(model.train(), lambda outputs, _batch: outputs.pow(2).mean(), batch)
+
+
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "gpt2": gpt2,
     "t5": t5,
@@ -190,6 +203,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "resnet": resnet,
     "normalized": normalized,
     "mixer": mixer,
+    "windows": windows,
     "odd": odd,
     "wide": wide,
 }

@@ -39,6 +39,7 @@ CASES: list[tuple[str, str, str, UnitKind]] = [
     ("resnet", "momentum", "85%", "saving"),
     ("odd", "adamw", "120%", "parameter"),
     ("mixer", "adamw", "110%", "saving"),
+    ("windows", "adamw", "110%", "parameter"),
 ]
 
 

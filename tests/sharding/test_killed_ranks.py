@@ -2,84 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.matrix import some
+from tests.sharding.ended import AT, END_S, LIMIT_S, Ended, ended_of, event, failing_rank, run
 from tests.sharding.failing import EVERY, STEPS
-from tests.sharding.ranks import MARK, ROOT
-
-LIMIT_S = 240.0
-END_S = 60.0
-AT = 3
-
-
-@dataclass
-class Ended:
-    """How one rank has ended, and what it has said."""
-
-    code: int
-    said: list[Any]
-    text: str
-
-    @property
-    def losses(self) -> dict[int, float]:
-        return {said["iteration"]: said["loss"] for said in self.said if "loss" in said}
-
-    @property
-    def error(self) -> dict[str, Any]:
-        return next((said for said in self.said if "error" in said), {})
-
-
-def run(folder: Path, how: str, *, at: int = AT, ranks: int = 2, timeout_s: float = 0.0) -> list[Ended]:
-    """Run `failing` on each rank until all have ended by themselves; a rank that hangs is killed at the end."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
-    environment |= {"OMP_NUM_THREADS": "1"}
-    folder.mkdir(exist_ok=True)
-    outputs = [folder / f"said by {rank}" for rank in range(ranks)]
-    processes = []
-    for rank, output in enumerate(outputs):
-        with output.open("w") as file:
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "tests.sharding.failing", str(folder), str(timeout_s), how, str(at)],
-                    cwd=ROOT,
-                    env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                )
-            )
-    end = time.monotonic() + LIMIT_S
-    try:
-        for process in processes[:-1] if how == "hangs" else processes:
-            process.wait(max(1.0, end - time.monotonic()))
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    return [_ended(p.returncode, output.read_text()) for p, output in zip(processes, outputs, strict=True)]
-
-
-def _ended(code: int, text: str) -> Ended:
-    said = [json.loads(line[len(MARK) :]) for line in text.splitlines() if line.startswith(MARK)]
-    return Ended(code, said, text)
-
-
-def event(ended: Ended) -> float:
-    """Return the time at which the rank failed."""
-    return float(next(said["at"] for said in ended.said if "event" in said))
+from tests.sharding.ranks import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -129,13 +63,23 @@ def test_a_restart_resumes_with_the_losses_of_an_uninterrupted_run(
         assert first.losses | second.losses == whole.losses
 
 
-def test_a_rank_that_hangs_is_found_by_the_timeout_with_the_name_of_the_tensor(tmp_path: Path) -> None:
-    first, last = run(tmp_path / "run", "hangs", timeout_s=5.0)
-    assert first.code == 1
-    assert first.error["error"] == "RankError", first.text[-3000:]
-    assert 3.0 < first.error["at"] - event(last) < END_S
-    assert "waited for the scatter of the gradients of '" in first.error["text"]
-    assert "until the timeout of the process group: another rank hangs" in first.error["text"]
+NAMES = {
+    "scatter": "the scatter of the gradients of '",
+    "gather": "the gather of '",
+    "buffer": "buffer 'norm.running_mean' of rank 0",
+}
+
+
+@pytest.mark.parametrize("where", some(list(NAMES), keep=["scatter"]))
+def test_a_rank_that_hangs_is_found_by_the_timeout_with_the_name_of_the_tensor(where: str, tmp_path: Path) -> None:
+    found = run(tmp_path / "run", "hangs", timeout_s=5.0, where=where)
+    lost = failing_rank(where, 2)
+    waiting, hanging = found[1 - lost], found[lost]
+    assert waiting.code == 1
+    assert waiting.error["error"] == "RankError", waiting.text[-3000:]
+    assert 3.0 < waiting.error["at"] - event(hanging) < END_S
+    assert f"waited for {NAMES[where]}" in waiting.error["text"]
+    assert "until the timeout of the process group: another rank hangs" in waiting.error["text"]
 
 
 def test_a_rank_that_fails_tells_the_others_at_once(tmp_path: Path) -> None:
@@ -163,7 +107,18 @@ def test_all_of_three_ranks_end_when_one_is_killed(tmp_path: Path) -> None:
 def test_torchrun_starts_all_again_and_they_go_on(tmp_path: Path, uninterrupted: list[Ended]) -> None:
     launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
     found = subprocess.run(
-        [sys.executable, "-m", *launch, "-m", "tests.sharding.failing", str(tmp_path), "0", "killed", str(AT)],
+        [
+            sys.executable,
+            "-m",
+            *launch,
+            "-m",
+            "tests.sharding.failing",
+            str(tmp_path),
+            "0",
+            "killed",
+            str(AT),
+            "scatter",
+        ],
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
         capture_output=True,
@@ -171,7 +126,7 @@ def test_torchrun_starts_all_again_and_they_go_on(tmp_path: Path, uninterrupted:
         timeout=LIMIT_S,
     )
     assert found.returncode == 0, found.stderr[-3000:]
-    said = _ended(0, found.stdout).said
+    said = ended_of(0, found.stdout).said
     losses = sorted({(s["iteration"], s["loss"]) for s in said if "loss" in s})
     assert losses == sorted({(i, loss) for rank in uninterrupted for i, loss in rank.losses.items()})
     assert sum("event" in s for s in said) == 1

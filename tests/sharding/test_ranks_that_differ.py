@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,12 +14,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from stowage.flows import fit, shard
 from stowage.flows.api import several_ranks
+from stowage.flows.api.sharding.plan import ShardPlan
+from stowage.flows.planning.planned import Planned
 from stowage.stages.ir.errors import StowageError
 from stowage.stages.ir.parallel import GroupChoice
+from stowage.stages.runtime.program import source_hash
+from stowage.stages.runtime.sharding.ranks import Ranks
 from tests.matrix import some
 from tests.optimizers.kinds import GlobalNorm, Lamb
 from tests.sharding.processes import on_ranks
@@ -267,8 +273,9 @@ def test_later(fit_stores: Path) -> None:
     assert second.pop("nothing to evaluate") == f"ParameterError: {nothing}"
     assert first == second
     assert "Rank 1 has another batch than rank 0: (5, 4), not (6, 4)" in first["batch"]
-    assert first["plan"] == (
-        "RankError: Rank 1 has another plan than rank 0: none yet, not plan 2; give all ranks the same."
+    assert re.fullmatch(
+        "RankError: Rank 1 has another plan than rank 0: none yet, not [0-9a-f]{16}; give all ranks the same.",
+        first["plan"],
     )
     assert first["dtype"] == (
         "RankError: Rank 1 has another tensor in the batch than rank 0: batch float64 (6, 4), not batch float32 (6, 4);"
@@ -279,6 +286,71 @@ def test_later(fit_stores: Path) -> None:
     assert first["evaluate"].startswith("RankError: Rank 1")
     assert first["fine"] == "nothing"
     assert first["losses"] == "[True, True]"
+
+
+def _another_plan(stores: Path) -> dict[str, str]:
+    """What is said where the plan that rank 1 gets is not the one that rank 0 has made."""
+
+    def changed(planned: Planned, how: str) -> Planned:
+        if how == "rows":
+            return replace(planned, rows=[*planned.rows[:-2], planned.rows[-1], planned.rows[-2]])
+        source = planned.source.replace("run.gather(", "run.gather( ", 1)
+        assert source != planned.source
+        return replace(planned, source=source, manifest=replace(planned.manifest, source_hash=source_hash(source)))
+
+    real, broadcast = Ranks.from_first, Ranks.broadcast
+    found = {}
+    for how in ("rows", "source"):
+        exchanged: list[str] = []
+
+        def from_first(ranks: Ranks, make: Any, what: str = "", how: str = how) -> Any:
+            got = real(ranks, make, what)
+            if ranks.rank and what == "the plan of rank 0":
+                (planned, size), *others = got
+                return ((changed(planned, how), size), *others)
+            return got
+
+        def note(ranks: Ranks, tensor: torch.Tensor, what: str, said: list[str] = exchanged) -> None:
+            said.append(what)
+            broadcast(ranks, tensor, what)
+
+        model, batch = _net(), torch.randn(6, 4)
+        with mock.patch.object(Ranks, "from_first", from_first), mock.patch.object(Ranks, "broadcast", note):
+            found[how] = _said(lambda model=model, batch=batch: _fit(model, stores)(batch))  # type: ignore[misc]
+        found[f"{how}, exchanged"] = str(exchanged)
+        found[f"{how}, whole"] = str(model[0].weight.sum().item() != 0)
+    return found
+
+
+def test_a_rank_with_another_plan_is_found_before_anything_is_exchanged(fit_stores: Path) -> None:
+    first, second = on_ranks(2, _another_plan, fit_stores)
+    assert first == second
+    for how in ("rows", "source"):
+        assert re.fullmatch(
+            "RankError: Rank 1 has another plan than rank 0: [0-9a-f]{16}, not [0-9a-f]{16}; give all ranks the same.",
+            first[how],
+        ), first[how]
+        assert first[f"{how}, exchanged"] == "[]"
+        assert first[f"{how}, whole"] == "True"
+
+
+def _another_shard_plan(stores: Path) -> tuple[str, bool]:
+    real = ShardPlan.from_json
+
+    def from_json(text: str) -> ShardPlan:
+        plan = real(text)
+        return replace(plan, prefetch=plan.prefetch + dist.get_rank())
+
+    model = _net()
+    with mock.patch.object(ShardPlan, "from_json", from_json):
+        return _said(lambda: _shard(model, stores)), isinstance(model, FSDPModule)
+
+
+def test_a_rank_with_another_plan_is_found_before_it_shards(fit_stores: Path) -> None:
+    first, second = on_ranks(2, _another_shard_plan, fit_stores)
+    assert first == second
+    assert first[0].startswith("ParameterError: Rank 1 has another plan than rank 0: ")
+    assert not first[1]
 
 
 def _without_biases(model: nn.Module) -> nn.Module:

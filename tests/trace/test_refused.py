@@ -191,7 +191,7 @@ def test_a_class_of_ones_own_with_a_wrappers_name_is_no_wrapper() -> None:
         (lambda outputs, batch: outputs, r"must be one number, but it is \(4, 4\)"),
         (lambda outputs, batch: 3.0, "must be one number, but it is float"),
         (lambda outputs, batch: outputs.detach().mean(), "depends on no trainable parameter"),
-        (None, "without a scalar `loss`"),
+        (None, r"returns a tensor of shape \(4, 4\) without a scalar `loss`"),
     ],
 )
 def test_losses(loss: Any, sentence: str) -> None:

@@ -22,7 +22,7 @@ from stowage.flows.api.check.when import Check
 from stowage.flows.planning.planned import Planned
 from stowage.stages.device import unique_bytes
 from stowage.stages.device.heap import available_bytes
-from stowage.stages.freezing.products import PRODUCTS
+from stowage.stages.ir.by_training import BY_TRAINING
 from stowage.stages.ir.errors import OffloadedError, size_text
 from stowage.stages.ir.shadow import forward_bytes, forward_reads, workspaces
 from stowage.stages.ir.updates import UPDATE_ALL
@@ -197,7 +197,7 @@ class Net:
             workspaces=workspaces(trace, planned.nodes),
             draws_later=any(c.is_random and c.phase != "forward" for c in trace.calls),
             jointly=any(c.target == UPDATE_ALL for c in trace.calls),
-            by_training=any(c.target in PRODUCTS for c in trace.calls),
+            by_training=any(c.target in BY_TRAINING for c in trace.calls),
         )
         return found
 

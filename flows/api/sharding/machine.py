@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.parallel import ParallelMachine
+from stowage.stages.runtime.sharding.ranks import Ranks
 from stowage.stages.solve import free_ram
 
 SMALL, LARGE = 1 << 10, 4 << 20
@@ -25,7 +26,7 @@ ADAMW_BYTES = 28
 
 def parallel_machine(
     target: DeviceDescription,
-    group: dist.ProcessGroup | None,
+    ranks: Ranks | None,
     device: torch.device,
     *,
     device_bytes: int,
@@ -35,17 +36,20 @@ def parallel_machine(
 
     Args:
         target: rates of one device.
-        group: the ranks; None for this process alone.
+        ranks: all of them; None for this process alone.
         device: where this rank computes.
         device_bytes: what a rank may use of its device.
         host_bytes: what all ranks may use of the host.
     """
-    ranks = 1 if group is None else group.size()
-    latency_s, rate = (0.0, target.memory_copy_bytes_per_s) if group is None or ranks == 1 else _rates(group, device)
+    count = 1 if ranks is None else ranks.count
+    latency_s, rate = 0.0, target.memory_copy_bytes_per_s
+    if ranks is not None and count > 1:
+        with ranks.failures.named("probes of the rates of collectives"):
+            latency_s, rate = _rates(ranks.group, device)
     copies = target.memory_copy_bytes_per_s / 2  # on a CPU the host is the device's own memory
     return ParallelMachine(
-        name=f"{ranks} × {target.name}",
-        ranks=ranks,
+        name=f"{count} × {target.name}",
+        ranks=count,
         device_bytes=device_bytes,
         host_bytes=host_bytes,
         collective_bytes_per_s=rate,
@@ -53,7 +57,7 @@ def parallel_machine(
         reload_bytes_per_s=target.reload_bytes_per_s or copies,
         offload_bytes_per_s=target.offload_bytes_per_s or copies,
         duplex_bytes_per_s=target.duplex_bytes_per_s or copies,
-        device_updates_per_s=ranks * target.update_bytes_per_s / ADAMW_BYTES,
+        device_updates_per_s=count * target.update_bytes_per_s / ADAMW_BYTES,
         host_updates_per_s=(target.cpu_update_bytes_per_s or target.update_bytes_per_s) / ADAMW_BYTES,
     )
 

@@ -14,36 +14,20 @@ from stowage.flows.benchmarks.elixir.plan_b import Case, seconds_of
 from stowage.stages.ir.parallel import GroupChoice
 from stowage.stages.solve.collectives.group_race import GroupRace
 from stowage.stages.solve.collectives.group_table import table_of
+from stowage.stages.solve.collectives.groupings import by_layer
 from stowage.stages.solve.collectives.groups import lowered
-from stowage.stages.solve.program.program import StepProgram
 from stowage.stages.solve.proposal import JudgedPlan, Task
 
 EXACT, GREEDY = "exact", "greedy"
 POLICIES = ("ZeRO-2", "ZeRO-3", "ZeRO-2 offloaded", "ZeRO-3 offloaded")
 
-ROOT = 0
-
 Choices = Sequence[GroupChoice]
-
-
-def members_of(program: StepProgram) -> list[frozenset[int]]:
-    """Return the parameters of the root and of each layer."""
-    found: dict[int, set[int]] = {}
-    for storage in program.storages:
-        if storage.role == "parameter":
-            found.setdefault(_group(storage.name), set()).add(storage.storage)
-    return [frozenset(found[g]) for g in sorted(found)]
-
-
-def _group(parameter: str) -> int:
-    words = parameter.split(".")
-    return int(words[words.index("h") + 1]) + 1 if "h" in words else ROOT
 
 
 def lowered_plan(case: Case, choices: Choices, name: str) -> JudgedPlan:
     """Return the plan that a choice for every group makes, with its collectives and copies hidden as in any plan."""
     executions = case.offloader.leanest()
-    table = table_of(case.offloader, executions, members_of(case.program), case.budget, root=ROOT)
+    table = table_of(case.offloader, executions, by_layer(case.program), case.budget)
     proposal = lowered(case.offloader, executions, table.choice(choices), method=name)
     return case.referee.judge(replace(proposal, hide_at_once=True))
 
@@ -66,7 +50,7 @@ def group_plans(case: Case, on_fsdp2: Mapping[str, Choices]) -> dict[str, GroupP
         on_fsdp2: what the race in FSDP2's simulator has chosen from, by name.
     """
     others = {f"{name} on FSDP2": choices for name, choices in on_fsdp2.items() if name in (EXACT, GREEDY)}
-    race = GroupRace(case.offloader, members_of(case.program), ROOT, others)
+    race = GroupRace(case.offloader, by_layer(case.program), others)
     task = Task(case.program, case.chain, case.planning.request(case.budget, case.machine.device))
     found: dict[str, GroupPlan | None] = dict.fromkeys((EXACT, GREEDY, *POLICIES))
     for plan in case.referee.listen(race.propose(task)):

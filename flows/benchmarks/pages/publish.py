@@ -137,9 +137,10 @@ def _several_gpus(results: Path) -> dict[str, Rows]:
 
 def _proven(results: Path) -> dict[str, Rows]:
     from stowage.flows.benchmarks.proven.pages import sections_of
-    from stowage.flows.benchmarks.proven.run import kept_cells, kept_planning  # needs torch
+    from stowage.flows.benchmarks.proven.run import kept_cells, kept_eviction, kept_planning  # needs torch
 
-    return dict(sections_of(kept_cells(results), kept_planning(results)))
+    sections = sections_of(kept_cells(results), kept_planning(results), kept_eviction(results))
+    return {name: rows for name, rows in sections.items() if rows}
 
 
 READERS: dict[str, Callable[[Path], dict[str, Rows]]] = {

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, replace
 
 from stowage.flows.benchmarks.proven.cases import ProvenCase
-from stowage.flows.planning.effort import Effort
+from stowage.flows.planning.effort import QUICK, Effort
 from stowage.flows.planning.step import plan_step
 
 SHARE = 0.5
@@ -25,15 +25,19 @@ class PlanningRow:
         model: its name for people.
         without_s: the median time without cuts and without greedy eviction.
         with_s: with both, within the share of planning that they may take.
+        quick_without_s, quick_with_s: the same with the effort of `quick=True`, which never cuts: without greedy
+            eviction, and with it.
     """
 
     model: str
     without_s: float
     with_s: float
+    quick_without_s: float
+    quick_with_s: float
 
 
 def planning_row(label: str, case: ProvenCase, repeats: int = 3) -> PlanningRow:
-    """Time both in turns.
+    """Time all of them in turns.
 
     Args:
         label: the model's name for people.
@@ -41,7 +45,14 @@ def planning_row(label: str, case: ProvenCase, repeats: int = 3) -> PlanningRow:
         repeats: plans of each; one more before them fills the stores.
     """
     effort = case.how.effort
-    efforts = {"without": replace(effort, cut_seconds=0.0, eviction_rules=0), "with": effort}
+    # Costs are those that are stored.
+    quick = replace(QUICK, seconds_per_call=effort.seconds_per_call, min_samples=effort.min_samples)
+    efforts = {
+        "without": replace(effort, cut_seconds=0.0, eviction_rules=0),
+        "with": effort,
+        "quick without": replace(quick, eviction_rules=0),
+        "quick with": quick,
+    }
     times_s: dict[str, list[float]] = {name: [] for name in efforts}
     budget_bytes = case.budget_bytes(SHARE)
     for _ in range(repeats + 1):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,17 +11,21 @@ from typing import Any
 
 from stowage.flows.benchmarks.proven.cases import LABELS, NAMES, ProvenCase
 from stowage.flows.benchmarks.proven.cells import Cell, Prover
+from stowage.flows.benchmarks.proven.eviction import MODELS as MODELS_WITH_EVICTION
+from stowage.flows.benchmarks.proven.eviction import eviction_rows
 from stowage.flows.benchmarks.proven.others import MeasuredPoint, measured_points
 from stowage.flows.benchmarks.proven.planning import planning_row
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.files import write_atomically
+from stowage.stages.solve.cuts.statement import contradictions_are_errors
 
 SMALLEST = "smallest"
 MEASURED = "measured"
 PLANNING = "planning"
-BUDGETS = ("65%", "50%", "30%", SMALLEST, MEASURED, PLANNING)
+EVICTION = "eviction"
+BUDGETS = ("65%", "50%", "30%", SMALLEST, MEASURED, PLANNING, EVICTION)
 """What is measured: plans within shares, within the smallest budget for which our rules find one, and within the peaks
-that were measured of others; and how long planning takes."""
+that were measured of others; how long planning takes; and what greedy eviction adds, of some models."""
 
 
 def run_proven(
@@ -54,8 +59,11 @@ def run_proven(
     for name in wanted:
         label = LABELS[name]
         missing = [b for b in asked if anew or not _path(folder, name, b).is_file()]
+        missing = [b for b in missing if b != EVICTION or name in MODELS_WITH_EVICTION]
         if not missing:
             continue
+        # Plans are made anew, so that it is known how long that takes.
+        shutil.rmtree(folder / "stores" / "solved", ignore_errors=True)
         case = ProvenCase(name, folder / "stores", size)
         prover = Prover(label, case)
         for budget in missing:
@@ -64,7 +72,13 @@ def run_proven(
                 write_atomically(_path(folder, name, budget), json.dumps([asdict(row)], indent=1).encode())
                 say(f"{label}: planned in {row.without_s:.2f} s without, and {row.with_s:.2f} s with what is proven")
                 continue
-            cells = _cells(prover, case, budget, points.get(label, []))
+            if budget == EVICTION:
+                rows = eviction_rows(label, case)
+                write_atomically(_path(folder, name, budget), json.dumps([asdict(r) for r in rows], indent=1).encode())
+                say(f"{label}: planned with and without greedy eviction within {len(rows)} budgets")
+                continue
+            with contradictions_are_errors():
+                cells = _cells(prover, case, budget, points.get(label, []))
             write_atomically(_path(folder, name, budget), json.dumps([asdict(c) for c in cells], indent=1).encode())
             for cell in cells:
                 say(_sentence(cell))
@@ -73,12 +87,17 @@ def run_proven(
 
 def kept_cells(out: Path) -> list[dict[str, Any]]:
     """Return the cells of all runs, in the order of models and budgets."""
-    return _kept(out, [budget for budget in BUDGETS if budget != PLANNING])
+    return _kept(out, [budget for budget in BUDGETS if budget not in (PLANNING, EVICTION)])
 
 
 def kept_planning(out: Path) -> list[dict[str, Any]]:
     """Return how long planning takes, of all runs."""
     return _kept(out, [PLANNING])
+
+
+def kept_eviction(out: Path) -> list[dict[str, Any]]:
+    """Return what greedy eviction adds, of all runs."""
+    return _kept(out, [EVICTION])
 
 
 def _kept(out: Path, budgets: Sequence[str]) -> list[dict[str, Any]]:

@@ -9,10 +9,12 @@
 - `summary`: means and deviations.
 - `figure`: draws accuracy against the share of units that are frozen.
 - `models`: the models of the SlimFit paper, with smaller batches.
+- `saved_by_ils`: measures what forward saves under the units that ILS chooses in a short run.
 - `saved`: bytes that forward saves for backward, predicted and measured, against the freezing rate.
 - `saved_in_codes`: the same bytes with freezing and codes together.
 - `static`: what of these bytes freezing does not spare, and what they are for.
 - `lossy_plans`: plans with and without leave for codes: time, peak and what the gradient pays.
+- `by_the_cpu`: lets a machine without a GPU plan and run updates by the CPU.
 - `pairs`: techniques that save memory alone, in pairs and all at once.
 - `pages`: describes the page.
 - `run`: the command.

@@ -11,6 +11,7 @@ from stowage.flows.benchmarks.slimfit.trials import BASELINE
 
 COLOURS = {
     "ils": "#cc3344",
+    "ils_paper": "#eb9aa3",
     "random": "#4477aa",
     "progressive": "#44996b",
     "round_robin": "#aa5599",

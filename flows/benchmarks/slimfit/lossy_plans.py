@@ -20,7 +20,7 @@ from stowage.flows.planning.job import Leave
 from stowage.flows.planning.step import QUICK, Effort, Planned, Planning, StepToPlan, cost_step, plan_costed
 from stowage.stages.freezing.policies import Random
 from stowage.stages.freezing.stored import BETWEEN
-from stowage.stages.ir.activations import device_budget, fixed_bytes
+from stowage.stages.ir.activations import activation_share, device_budget, fixed_bytes
 from stowage.stages.ir.errors import Infeasible
 from stowage.stages.ir.lossy import MEASURED_BATCHES, GradientError, Lossy
 from stowage.stages.ir.trace import TraceTables
@@ -141,6 +141,8 @@ def compare_lossy(
 ) -> Iterator[LossyRow]:
     """Yield for each share the exact plan, the one with leave, and the one that may freeze too; all run in turns.
 
+    Where some share has no exact plan, the least budget that has one is taken besides.
+
     Args:
         model: one of `CASES`.
         lossy: the leave.
@@ -179,10 +181,15 @@ def compare_lossy(
     trace = costed.variants[0].trace
     whole = _planned(costed, 2 * costed.eager_peak_bytes, how)
     assert whole is not None
-    for share in shares:
-        budget = device_budget(fixed_bytes(trace), whole.summary.keep_all_peak_bytes, share)
+    stays, peak = fixed_bytes(trace), whole.summary.keep_all_peak_bytes
+    budgets = [(share, device_budget(stays, peak, share)) for share in shares]
+    given = len(budgets)
+    for share, budget in budgets:
         plans = {name: _planned(own, budget, asked) for name, (own, asked) in ways.items()}
         exact = plans[EXACT]
+        if exact is None and len(budgets) == given:
+            least = _least(costed, how)
+            budgets.append((activation_share(stays, peak, least), least))
         same = {n: p is not None and exact is not None and _program(p) == _program(exact) for n, p in plans.items()}
         runs = {
             name: _Run(case, optimizer, planned)
@@ -209,6 +216,15 @@ def compare_lossy(
                     keep_all_time_s=whole.summary.step_time_s,
                 )
             yield row
+
+
+def _least(costed: Costed, how: Planning) -> int:
+    """Return the smallest budget that there is a plan for, which a refusal of any smaller one names."""
+    try:
+        plan_costed(costed, 1, how)
+    except Infeasible as refused:
+        return refused.smallest_feasible_bytes
+    return 1
 
 
 def _planned(costed: Costed, budget_bytes: int, how: Planning) -> Planned | None:

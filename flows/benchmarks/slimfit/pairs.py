@@ -12,6 +12,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,33 @@ from stowage.flows.api.fit import fit
 from stowage.flows.api.freeze import Freeze
 from stowage.flows.api.offload import Offload
 from stowage.flows.api.training_step import TrainingStep
+from stowage.flows.benchmarks.slimfit.by_the_cpu import updates_by_the_cpu
 from stowage.stages.ir.errors import Infeasible
 from stowage.stages.ir.lossy import Lossy
+from stowage.stages.ir.variant import VariantName
+from stowage.stages.rewrite.lossy import CODECS
 from stowage.stages.workload.models import build_model
 from stowage.stages.workload.randomness import seeded
 from stowage.stages.workload.samples import Batch, sample_batch
 
-TECHNIQUES = ("freeze", "quantise", "prune", "recompute", "offload", "LoRA", "accumulate")
+TECHNIQUES = ("freeze", "quantise", "prune", "recompute", "offload", "CPU updates", "LoRA", "accumulate")
+
+SLIMFIT = ("freeze", "quantise", "prune")
+"""What the paper has at once."""
+
+BESIDE_SLIMFIT = ("accumulate", "recompute", "LoRA")
+"""What its tables 10, 11 and 12 have beside that."""
+
+PAPER: Mapping[str, str] = {
+    "freeze + quantise + prune": "14.5 GB, 242 s",
+    "accumulate": "5.7 GB, 257 s",
+    "freeze + quantise + prune + accumulate": "3.2 GB, 262 s",
+    "recompute": "10.2 GB, 307 s",
+    "freeze + quantise + prune + recompute": "8.1 GB, 319 s",
+    "LoRA": "29.5 GB, 215 s",
+    "freeze + quantise + prune + LoRA": "14.2 GB, 233 s",
+}
+"""What the paper's tables 10 to 12 have: memory on the GPU, and the time of an epoch."""
 
 RATE = 0.75
 """The freezing rate, the paper's for GPT-2."""
@@ -58,6 +79,10 @@ class PairRow:
             always equally fast.
         error: what the gradient may change by.
         kept: what is kept in fewer bits.
+        recomputed_bytes: results that are computed again.
+        offloaded_bytes: most bytes in the lower tier.
+        updated_bytes: parameters that the CPU updates.
+        coded: how many tensors are kept in codes.
     """
 
     techniques: str
@@ -68,11 +93,20 @@ class PairRow:
     plain_time_s: float
     error: float = 0.0
     kept: tuple[str, ...] = ()
+    recomputed_bytes: int = 0
+    offloaded_bytes: int = 0
+    updated_bytes: int = 0
+    coded: int = 0
 
 
 def combinations(of: Collection[str] = ()) -> list[tuple[str, ...]]:
-    """Return nothing, each technique, each pair, and all; of some techniques only what has one of them."""
+    """Return nothing, each technique, each pair, SlimFit with and without others, and all.
+
+    Args:
+        of: techniques; only what has one of them is returned.
+    """
     every = [c for count in (0, 1, 2) for c in itertools.combinations(TECHNIQUES, count)]
+    every += [SLIMFIT, *((*SLIMFIT, other) for other in BESIDE_SLIMFIT)]
     return [c for c in [*every, TECHNIQUES] if not of or set(of).intersection(c)]
 
 
@@ -156,11 +190,13 @@ class _Job:
             found: nn.Module = get_peft_model(model, adapters)
         return found.train()
 
-    def leave(self) -> dict[str, Any]:
-        """Return the arguments of `fit` that allow the techniques, but for budget and method."""
+    def leave(self, *, codes: bool = True) -> dict[str, Any]:
+        """Return the arguments of `fit` that allow the techniques, but for budget and method, and codes where asked."""
         found: dict[str, Any] = {"accumulate": self.micro_batches}
         if "freeze" in self.techniques:
             found["freeze"] = Freeze(RATE, policy=self.masks)
+        if not codes:
+            return found
         pruned = [PRUNED] if "prune" in self.techniques else []
         if "quantise" in self.techniques:
             found["lossy"] = Lossy([*QUANTISED, *pruned])
@@ -168,32 +204,35 @@ class _Job:
             found["lossy"] = Lossy(pruned, PRUNING_ERROR)
         return found
 
-    def planned(self, budget_bytes: int, **more: Any) -> TrainingStep:
-        """Plan the step within a budget."""
+    def planned(self, budget_bytes: int, *, codes: bool = True, **more: Any) -> TrainingStep:
+        """Plan the step within a budget, with or without leave for codes."""
         model = self.model()
         trained = [p for p in model.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=1e-4)
-        return fit(
-            model,
-            self.batch(model),
-            optimizer,
-            device_budget=budget_bytes,
-            cache_dir=self.stores,
-            quick=True,
-            check="never",
-            say=lambda text: None,
-            **self.leave(),
-            **more,
-        )
+        with updates_by_the_cpu() if "CPU updates" in self.techniques else nullcontext():
+            return fit(
+                model,
+                self.batch(model),
+                optimizer,
+                device_budget=budget_bytes,
+                cache_dir=self.stores,
+                quick=True,
+                check="never",
+                say=lambda text: None,
+                **self.leave(codes=codes),
+                **more,
+            )
 
     def step(self) -> TrainingStep:
         """Return the step of the combination.
 
         What neither recomputes nor offloads takes the least memory. What recomputes gets half of what that has in
         memory during the step beside what is there between steps, and what offloads half of what is there between.
+        With codes besides it gets a byte less than the least that there is an exact plan for.
         """
         found = self.least(NO_BUDGET, method="keep_all")
-        recomputes, offloads = "recompute" in self.techniques, "offload" in self.techniques
+        recomputes = "recompute" in self.techniques
+        offloads = not self.techniques.isdisjoint(("offload", "CPU updates"))
         if not recomputes and not offloads:
             return found
         stays = found.plan.baseline_bytes
@@ -202,6 +241,11 @@ class _Job:
         more: dict[str, Any] = {}
         if offloads:
             more = {"method": "auto" if recomputes else "offmate", "offload": Offload(self.folder)}
+        if not self.techniques.isdisjoint(("quantise", "prune")):
+            try:
+                self.planned(NO_BUDGET, codes=False, **more)
+            except Infeasible as refused:
+                budget = refused.smallest_feasible_bytes - 1
         return self.least(budget, **more)
 
     def least(self, budget_bytes: int, **more: Any) -> TrainingStep:
@@ -227,6 +271,7 @@ def _measured(job: _Job, updates: int) -> PairRow:
             run()
             times[name].append(time.perf_counter() - began)
     predicted_s, predicted, measured, error, kept = 0.0, 0, 0, 0.0, dict[str, None]()
+    recomputed, offloaded, coded = 0, 0, 0
     for units in job.masks.all_in_turns():  # states of the optimizer begin with a unit's first update
         job.masks.given = units
         update()
@@ -237,6 +282,8 @@ def _measured(job: _Job, updates: int) -> PairRow:
         plan = step.plan
         predicted_s, predicted = predicted_s + plan.step_time_s, max(predicted, plan.device_peak_bytes)
         error, kept = max(error, plan.gradient_error), kept | dict.fromkeys(plan.lossy)
+        recomputed, offloaded = recomputed + plan.recomputed_bytes, max(offloaded, plan.lower_tier_bytes)
+        coded = max(coded, coded_tensors(plan.variant))
     return PairRow(
         " + ".join(t for t in TECHNIQUES if t in job.techniques),
         predicted,
@@ -246,7 +293,24 @@ def _measured(job: _Job, updates: int) -> PairRow:
         statistics.median(times["plain"][1:]),
         error,
         tuple(kept),
+        recomputed,
+        offloaded,
+        updated_by_the_cpu(step),
+        coded,
     )
+
+
+def coded_tensors(variant: str) -> int:
+    """Return how many tensors a variant keeps in codes."""
+    return sum(len(sites or ()) for name, sites in VariantName.of(variant).parts if name in CODECS)
+
+
+def updated_by_the_cpu(step: TrainingStep) -> int:
+    """Return the bytes of the parameters that the CPU updates in an update of all."""
+    planned = next(known.planned for known in step.programs.known if known.micro_batch.update)
+    storages = planned.trace.storages
+    written = {s for row in planned.rows if row.action == "update" for s in planned.nodes[row.node].mutates}
+    return sum(storages[s].nbytes for s in written if storages[s].role == "parameter")
 
 
 def _plain() -> Callable[[], None]:

@@ -14,8 +14,9 @@ import torch
 from stowage.flows.benchmarks.slimfit.figure import accuracy_figure
 from stowage.flows.benchmarks.slimfit.lossy_plans import CASES, EXACT, LossyRow, compare_lossy
 from stowage.flows.benchmarks.slimfit.models import MODELS
-from stowage.flows.benchmarks.slimfit.pairs import TECHNIQUES, combinations, measured_pairs
+from stowage.flows.benchmarks.slimfit.pairs import PAPER, TECHNIQUES, combinations, measured_pairs
 from stowage.flows.benchmarks.slimfit.saved import saved_activations
+from stowage.flows.benchmarks.slimfit.saved_by_ils import saved_by_ils
 from stowage.flows.benchmarks.slimfit.saved_in_codes import saved_in_codes
 from stowage.flows.benchmarks.slimfit.static import static_activations
 from stowage.flows.benchmarks.slimfit.study import RATES, SEEDS, run_codes, run_study
@@ -34,7 +35,10 @@ MEASURED = "slimfit_measured.json"
 Rows = list[dict[str, Any]]
 
 
-PARTS = ("accuracy", "codes", "saved", "coded", "static", "lossy", "pairs")
+PARTS = ("accuracy", "codes", "saved", "chosen", "coded", "static", "lossy", "pairs")
+
+CHOSEN_MODELS = ("bert",)
+"""Models of which is measured what forward saves under the units that ILS chooses: each takes minutes of training."""
 
 
 def run_parts(out: Path, say: Callable[[str], None], parts: str = "", names: str = "", seeds: int = SEEDS) -> str:
@@ -57,6 +61,7 @@ def run_parts(out: Path, say: Callable[[str], None], parts: str = "", names: str
         "accuracy": tuple(TASKS),
         "codes": tuple(TASKS),
         "saved": tuple(MODELS),
+        "chosen": tuple(MODELS),
         "coded": tuple(MODELS),
         "static": tuple(MODELS),
         "lossy": tuple(CASES),
@@ -68,6 +73,7 @@ def run_parts(out: Path, say: Callable[[str], None], parts: str = "", names: str
         "accuracy": lambda asked: run_accuracy(out, say, asked, seeds=seeds),
         "codes": lambda asked: run_coded_trials(out, say, asked, seeds=seeds),
         "saved": lambda asked: run_saved(out, say, asked),
+        "chosen": lambda asked: run_chosen(out, say, asked),
         "coded": lambda asked: run_coded(out, say, asked),
         "static": lambda asked: run_static(out, say, asked),
         "lossy": lambda asked: run_lossy(out, say, asked),
@@ -166,6 +172,22 @@ def run_saved(out: Path, say: Callable[[str], None], names: Sequence[str] = ()) 
     return _by_model(out, say, "slimfit_saved", names or tuple(MODELS), measure)
 
 
+def run_chosen(out: Path, say: Callable[[str], None], names: Sequence[str] = ()) -> str:
+    """Measure what forward saves under the units that ILS chooses; rows of other models stay.
+
+    Args:
+        out: folder of results.
+        say: receives what people should know.
+        names: models, of `MODELS`; by default `CHOSEN_MODELS`.
+    """
+
+    def measure(name: str) -> tuple[str, Rows]:
+        model = MODELS[name]
+        return model.label, [asdict(row) for row in saved_by_ils(model, said=say)]
+
+    return _by_model(out, say, "slimfit_chosen", names or CHOSEN_MODELS, measure)
+
+
 def run_coded(out: Path, say: Callable[[str], None], names: Sequence[str] = ()) -> str:
     """Measure what forward saves with freezing and codes together; rows of other models stay.
 
@@ -230,7 +252,8 @@ def run_pairs(out: Path, say: Callable[[str], None], names: Sequence[str] = ()) 
     rows = {row["techniques"]: row for row in _stored(out).get("slimfit_pairs", [])}
     for found in measured_pairs(out / "slimfit" / "stores", wanted):
         ratio = found.time_s / found.plain_time_s
-        rows[found.techniques] = {**asdict(found), "kept": ", ".join(found.kept), "ratio": ratio}
+        paper = PAPER.get(found.techniques, "")
+        rows[found.techniques] = {**asdict(found), "kept": ", ".join(found.kept), "ratio": ratio, "paper": paper}
         order = [rows[name] for name in map(" + ".join, combinations()) if name in rows]
         keep(out, {"slimfit_pairs": order})
         say(f"{found.techniques or 'plain training'}: {found.peak_bytes / 2**20:.1f} MiB, {ratio:.2f} × plain")

@@ -105,24 +105,51 @@ def saved_of_trace(
         rates: freezing rates.
         kind: the kind of units.
     """
-    made, optimizer, batch = live
-    plan, border, solved = kept_plan(trace, kind)
-    nodes, units = plan.nodes, plan.units
-    saved = saved_bytes(plan, border)
-    rows = [replace(row, step=_BACKWARD if row.row >= border else "forward") for row in solved.rows]
-    source = emit_step(trace, nodes, rows, solved.summary, (), units)
-    known = manifest_of(source, solved.summary.plan_hash, solved.summary.configuration_hash).source_hash
-    program = bind(source, known, "saved.py", trace, made, optimizer, units=[unit.name for unit in units])
-    program.recorder = _Marks()  # type: ignore[assignment]
+    ready = ReadyStep(trace, live, kind)
     for rate in rates:
         for name, choose in MASKS.items():
-            mask = choose(saved, len(units), active_count(len(units), rate))
-            program.active.choose(names_in(units, mask))
-            measured = _measured(program, made, optimizer, batch)
+            mask = choose(ready.saved, len(ready.units), active_count(len(ready.units), rate))
+            measured = ready.measured(mask, live[2])
             scaled = measured * model.paper_batch / model.batch / 1e9
-            yield Saved(
-                model.label, f"{len(units)} of {kind}", rate, name, saved.under(mask), measured, round(scaled, 2)
-            )
+            units = f"{len(ready.units)} of {kind}"
+            yield Saved(model.label, units, rate, name, ready.saved.under(mask), measured, round(scaled, 2))
+
+
+class ReadyStep:
+    """A step that keeps everything, ready to run under any mask.
+
+    Attributes:
+        units: the groups of parameters that a mask may freeze.
+        saved: what is in memory between forward and backward, under each mask.
+    """
+
+    def __init__(
+        self,
+        trace: TraceTables,
+        live: tuple[torch.nn.Module, torch.optim.Optimizer, Any],
+        kind: UnitKind = "saving",
+    ) -> None:
+        """Plan the step, and bind its program to the model.
+
+        Args:
+            trace: the step.
+            live: the model, its optimizer and a batch.
+            kind: the kind of units.
+        """
+        self._model, self._optimizer, _ = live
+        plan, border, solved = kept_plan(trace, kind)
+        self.units, self.saved = plan.units, saved_bytes(plan, border)
+        rows = [replace(row, step=_BACKWARD if row.row >= border else "forward") for row in solved.rows]
+        source = emit_step(trace, plan.nodes, rows, solved.summary, (), self.units)
+        known = manifest_of(source, solved.summary.plan_hash, solved.summary.configuration_hash).source_hash
+        names = [unit.name for unit in self.units]
+        self._program = bind(source, known, "saved.py", trace, self._model, self._optimizer, units=names)
+        self._program.recorder = _Marks()  # type: ignore[assignment]
+
+    def measured(self, mask: int, batch: Any) -> int:
+        """Run one step in which a mask trains, and return what is in memory between its forward and its backward."""
+        self._program.active.choose(names_in(self.units, mask))
+        return _measured(self._program, self._model, self._optimizer, batch)
 
 
 def kept_plan(trace: TraceTables, kind: UnitKind = "saving") -> tuple[Guarded, int, Solved]:

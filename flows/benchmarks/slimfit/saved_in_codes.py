@@ -16,7 +16,7 @@ from stowage.flows.benchmarks.slimfit.models import Frozen, another
 from stowage.flows.benchmarks.slimfit.saved import kept_plan, saved_bytes, saved_of_trace, worst
 from stowage.stages.freezing.policies import active_count
 from stowage.stages.ir.costs import Cost
-from stowage.stages.ir.lossy import MEASURED_BATCHES, GradientError, Lossy
+from stowage.stages.ir.lossy import GradientError, Lossy
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.variant import PLAIN
 from stowage.stages.rewrite import rewritten
@@ -67,7 +67,7 @@ def saved_in_codes(
     model: Frozen,
     rate: float = RATE,
     lossy: Lossy | None = None,
-    batches: int = MEASURED_BATCHES,
+    batches: int = 0,
     said: Callable[[str], None] = lambda text: None,
     **smaller: Any,
 ) -> Iterator[SavedInCodes]:
@@ -77,15 +77,15 @@ def saved_in_codes(
         model: one of `MODELS`.
         rate: the freezing rate.
         lossy: the leave; by default `KINDS` within the default limit.
-        batches: samples on which errors are measured.
+        batches: samples on which errors are measured; by default as many as the model has.
         said: receives what is going on.
         smaller: changes the model's configuration.
     """
     made, batch = model.make(model.batch, **smaller)
     optimizer = torch.optim.SGD(made.parameters(), lr=1e-3)
     trace = trace_step(made, batch, optimizer=optimizer)
-    lossy = lossy or Lossy(KINDS)
-    errors = _errors(model, lossy, batches, said, smaller)
+    lossy = lossy or Lossy(model.kinds or KINDS)
+    errors = _errors(model, lossy, batches or model.measured, said, smaller)
     kinds = allowed(lossy.kinds, freezes=True)
     for share, techniques in ((0.0, (NEITHER, CODES)), (rate, (FREEZING, BOTH))):
         names = choices(trace, _alike(trace, kinds), errors, lossy, share)

@@ -16,6 +16,9 @@ from stowage.stages.ir.files import write_atomically
 RATES = (0.5, 0.75, 0.9, 0.95)
 SEEDS = 5
 
+PAPER_RATES = (0.9, 0.95)
+"""Rates at which ILS is also run as the paper has it: each parameter a unit, distances by its equation (1)."""
+
 CODED_RATES = (0.0, 0.9)
 """Rates at which the units that moved most train with codes too: SlimFit whole."""
 
@@ -30,6 +33,8 @@ def trials(tasks: Sequence[str], policies: Sequence[str], rates: Sequence[float]
             for rate in rates:
                 for policy in policies:
                     yield Trial(task, policy, rate, seed)
+                if "ils" in policies and rate in PAPER_RATES:
+                    yield Trial(task, "ils", rate, seed, units="parameter", distance="relative")
     if CODED_POLICY in policies:
         yield from coded_trials(tasks, seeds, codes=(True,))
 

@@ -11,13 +11,20 @@ from stowage.flows.benchmarks.slimfit.trials import BASELINE
 
 Rows = list[dict[str, Any]]
 
+PAPER = "ils_paper"
+"""The policy of trials whose units and distances are the paper's."""
+
 ALL = "all"
 """Stands for all tasks together."""
 
 
 def exact(rows: Sequence[Mapping[str, Any]]) -> Rows:
-    """Return the rows of trials without codes."""
-    return [dict(row) for row in rows if not row.get("codes")]
+    """Return the rows of trials without codes; those of ILS as the paper has it are of the policy `PAPER`."""
+    return [_named(row) for row in rows if not row.get("codes")]
+
+
+def _named(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {**row, "policy": PAPER} if row.get("units") == "parameter" else dict(row)
 
 
 def with_codes(rows: Sequence[Mapping[str, Any]]) -> Rows:

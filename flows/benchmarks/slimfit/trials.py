@@ -118,10 +118,10 @@ def _train(task: Task, model: nn.Module, trial: Trial, coded: CodedStep | None) 
                 loss = model(**batch).loss
                 if loss.requires_grad:
                     loss.backward()
-            before = _weights(units, chosen, parameters) if trial.policy == "ils" else {}
+            before = weights_of(units, chosen, parameters) if trial.policy == "ils" else {}
             optimizer.step()
             schedule.step()
-            dynamics.moved(_distances(before, parameters, trial.distance))
+            dynamics.moved(distances_of(before, parameters, trial.distance))
             losses.append(loss.item())
             active += len(chosen)
     return losses, active / (len(units) * job.iterations) if units else 1.0
@@ -140,7 +140,8 @@ def _policy(trial: Trial, iterations: int) -> Policy:
 Weights = dict[str, list[tuple[str, torch.Tensor]]]
 
 
-def _weights(units: Sequence[Unit], chosen: set[str], parameters: Mapping[str, nn.Parameter]) -> Weights:
+def weights_of(units: Sequence[Unit], chosen: set[str], parameters: Mapping[str, nn.Parameter]) -> Weights:
+    """Return copies of the weights of the units that were chosen."""
     return {
         unit.name: [(name, parameters[name].detach().clone()) for name in unit.parameters]
         for unit in units
@@ -148,7 +149,8 @@ def _weights(units: Sequence[Unit], chosen: set[str], parameters: Mapping[str, n
     }
 
 
-def _distances(before: Weights, parameters: Mapping[str, nn.Parameter], distance: Distance) -> dict[str, float]:
+def distances_of(before: Weights, parameters: Mapping[str, nn.Parameter], distance: Distance) -> dict[str, float]:
+    """Return how far each unit moved from the weights that it had before."""
     found = {}
     for unit, kept in before.items():
         pairs = [(old.flatten(), parameters[name].detach().flatten()) for name, old in kept]

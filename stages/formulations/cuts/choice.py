@@ -73,10 +73,10 @@ class Choice:
         apart = max(1, len(self.spine) // (8 * max(count, 1)))
         place = {node: k for k, node in enumerate(self.spine)}
         for node in sorted((n for n in self.spine if n in peaks), key=lambda n: (-peaks[n], n)):
-            if all(abs(place[node] - place[other]) >= apart for other in found):
-                found.append(node)
             if len(found) == count:
                 break
+            if all(abs(place[node] - place[other]) >= apart for other in found):
+                found.append(node)
         return found
 
     def beside(self, node: int) -> list[int]:

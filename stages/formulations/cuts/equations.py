@@ -55,12 +55,16 @@ def keeps(m: CutModel) -> Constraints:
 
 
 def stays(m: CutModel) -> Constraints:
-    """Leave behind what must remain: kept[s, N] + run[maker(s), N] ≥ 1."""
-    last = len(m.cuts)
-    for value in sorted(m.step.stays):
-        there = m.keeps(value, last) + m.makes(value, last)
-        if not certain(there):
-            yield f"{value}", there >= 1
+    """Leave behind what must remain, from any cut on: kept[s, j] + since[maker(s), j] ≥ 1.
+
+    For integers that of the last cut, which is kept[s, N] + run[maker(s), N] ≥ 1, says it all. In the relaxation what
+    makes s would run by halves in two intervals after a cut without the others, and more cuts bound less than one.
+    """
+    for cut in range(1, len(m.cuts) + 1):
+        for value in sorted(m.step.stays):
+            there = m.keeps(value, cut) + m.made_since(value, cut)
+            if not certain(there):
+                yield f"{value}_{cut}", there >= 1
 
 
 def since(m: CutModel) -> Constraints:
@@ -209,17 +213,16 @@ def charges(m: CutModel) -> Constraints:
 
 
 def lanes(m: CutModel) -> Constraints:
-    """Let collectives run beside computing: total ≥ Σ time(n) over what computes, and 2 total ≥ Σ time(n) over all.
+    """Let collectives run beside computing: total ≥ Σ time(n) over what computes, and likewise over collectives.
 
-    A collective may also run in the order of what computes. With x of their time there, total ≥ computing + x and
-    total ≥ collectives − x, of which the second row is the half of the sum.
+    A collective may also run in the order of what computes: it needs the network of the ranks there too.
     """
     if m.total is None:
         return
     together = m.time_of(n.node for n in m.step.nodes if n.collective)
     computing = m.time_of(n.node for n in m.step.nodes if not n.collective)
     yield "computing", m.total >= computing
-    yield "both", 2 * m.total >= computing + together
+    yield "collectives", m.total >= together
 
 
 EQUATIONS: dict[str, Callable[[CutModel], Constraints]] = {

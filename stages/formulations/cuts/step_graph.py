@@ -95,11 +95,15 @@ class StepGraph:
 
     @cached_property
     def once_s(self) -> float:
-        """Return the time below which no schedule can be: every node once, collectives beside computing."""
+        """Return the time below which no schedule can be: every node once, collectives beside computing.
+
+        Of collectives that some ways do without none counts.
+        """
         computing_s = self.least_s
         if computing_s is None:
             computing_s = sum(n.time_s for n in self.nodes if not n.collective)
-        return both_lanes_s(computing_s, sum(n.time_s for n in self.nodes if n.collective))
+        certain_s = sum(n.time_s for n in self.nodes if n.collective and n.node not in self.optional)
+        return both_lanes_s(computing_s, certain_s)
 
     @cached_property
     def reads(self) -> list[tuple[int, ...]]:
@@ -171,6 +175,6 @@ class StepGraph:
 def both_lanes_s(computing_s: float, collectives_s: float) -> float:
     """Return the least time of a step that computes and exchanges for so long.
 
-    A collective runs beside computing, or on its lane: of two lanes one takes half of all at least.
+    A collective needs its lane, also where computing waits for it.
     """
-    return max(computing_s, (computing_s + collectives_s) / 2)
+    return max(computing_s, collectives_s)

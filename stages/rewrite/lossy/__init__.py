@@ -13,7 +13,7 @@
 """
 
 from stowage.stages.rewrite.lossy.choose import candidates, choices
-from stowage.stages.rewrite.lossy.classes import Classes, described
+from stowage.stages.rewrite.lossy.classes import Classes, described, effects
 from stowage.stages.rewrite.lossy.codecs import CODECS, Codec, allowed
 from stowage.stages.rewrite.lossy.compress import compress, compressed_sites
 
@@ -27,4 +27,5 @@ __all__ = [
     "compress",
     "compressed_sites",
     "described",
+    "effects",
 ]

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from stowage.stages.ir.lossy import GradientError
 from stowage.stages.ir.trace import TraceTables
-from stowage.stages.ir.variant import VariantName
+from stowage.stages.ir.variant import VariantName, ranges_of
 from stowage.stages.ir.whole_copies import whole_copies
 from stowage.stages.rewrite.lossy.codecs import CODECS
 from stowage.stages.rewrite.lossy.compress import compress_values
@@ -56,7 +56,7 @@ def classes_of(trace: TraceTables, saved: Sequence[Saved]) -> dict[int, str]:
 
 
 def described(trace: TraceTables, variant: str, errors: Iterable[GradientError]) -> tuple[tuple[str, ...], float]:
-    """Return what a variant keeps in fewer bits, kind and class, and the most that its gradient may change by.
+    """Return what a variant keeps in fewer bits, kind, layers and class, and the most that its gradient may change by.
 
     Errors of classes are independent: their squares add up. A class of which only some layers are packed counts whole.
 
@@ -65,17 +65,67 @@ def described(trace: TraceTables, variant: str, errors: Iterable[GradientError])
         variant: the name of the variant.
         errors: what was measured.
     """
+    found = _packed(trace, variant)
+    rows = {(e.kind, e.tensors): e.squared_error for e in errors}
+    squared = sum(0.0 if CODECS[kind].exact else rows.get((kind, name), math.inf) for kind, name in found)
+    return tuple(_text(trace, kind, name, values) for (kind, name), values in found.items()), math.sqrt(squared)
+
+
+def effects(trace: TraceTables, variant: str, errors: Iterable[GradientError]) -> tuple[str, ...]:
+    """Return what each class that `described` names does to the gradient, in words.
+
+    Args:
+        trace: the step as it was recorded.
+        variant: the name of the variant.
+        errors: what was measured.
+    """
+    rows = {(e.kind, e.tensors): e for e in errors}
+    return tuple(
+        "changes nothing" if CODECS[kind].exact else _effect(rows.get((kind, name)))
+        for kind, name in _packed(trace, variant)
+    )
+
+
+def _effect(measured: GradientError | None) -> str:
+    if measured is None:
+        return "was not measured"
+    changed = f"changes the gradient by {math.sqrt(measured.squared_error):.3%} at most"
+    if not measured.variance:
+        return changed
+    return (
+        f"{changed}; its variance from batch to batch is {measured.coded_variance:.6g} of its mean square, without "
+        f"codes {measured.variance:.6g}"
+    )
+
+
+def _packed(trace: TraceTables, variant: str) -> dict[tuple[str, str], list[Saved]]:
+    """Return the values that a variant packs, by codec and class."""
     parts = {name: sites for name, sites in VariantName.of(variant).parts if name in CODECS}
     if not parts:
-        return (), 0.0
-    rows = {(e.kind, e.tensors): e.squared_error for e in errors}
-    squared, found = 0.0, []
+        return {}
+    found: dict[tuple[str, str], list[Saved]] = {}
     for (kind, name), members in Classes(trace).members(parts).items():
         sites = parts[kind]
-        if sites is None or not {site for site, _ in members}.isdisjoint(sites):
-            found.append(f"{CODECS[kind].kind}: {name}")
-            squared += 0.0 if CODECS[kind].exact else rows.get((kind, name), math.inf)
-    return tuple(found), math.sqrt(squared)
+        own = [saved for site, saved in members if sites is None or site in sites]
+        if own:
+            found[kind, name] = own
+    return found
+
+
+def _text(trace: TraceTables, kind: str, name: str, values: Sequence[Saved]) -> str:
+    """Return the kind and the class, with the numbers of the layers in the place of each star."""
+    numbers = [_numbers(trace.calls[value.maker].module) for value in values]
+    if name.count(_MANY) != len(numbers[0]):
+        return f"{CODECS[kind].kind}: {name}"
+    places = [sorted(set(own)) for own in zip(*numbers, strict=True)]
+    for own in places:
+        name = name.replace(_MANY, f"[{ranges_of(own)}]", 1)
+    whole = math.prod(map(len, places)) == len(set(numbers))
+    return f"{CODECS[kind].kind}: {name}" + ("" if whole else f", {len(set(numbers))} of these")
+
+
+def _numbers(module: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in module.split(".") if part.isdigit())
 
 
 class Classes:

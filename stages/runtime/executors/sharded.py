@@ -55,9 +55,17 @@ class ShardedDevice(SingleDevice):
 
     @contextmanager
     def _one_step(self) -> Iterator[None]:
-        """Let parameters hold their shards inside; where the block fails, ranks exchange nothing any more."""
+        """Let parameters hold their shards inside; where the block fails, ranks exchange nothing any more.
+
+        Raises:
+            PlanMismatchError: the block has not waited for a collective that it has started.
+        """
         with self._sharding.ranks.failures.whole(), self._sharding.inside():
-            yield
+            try:
+                yield
+                self._sharding.under_way.check_over()
+            finally:
+                self._sharding.under_way.clear()
 
     @contextmanager
     def lend(self, names: Iterable[str] | None) -> Iterator[None]:

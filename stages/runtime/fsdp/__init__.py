@@ -2,7 +2,9 @@
 
 - `apply.py`: shards each group of modules in the state that the plan chose for it.
 - `optimizer.py`: gives an optimizer the shards in place of the whole parameters.
-- `gloo.py`: collectives on gloo that free their memory in time.
+- `collectives.py`: collectives that say what they exchange where a rank is lost.
+- `gloo.py`: the same on gloo, freeing their memory in time.
+- `naming.py`: hands them to the groups.
 - `ranks.py`: what ranks tell each other before they shard.
 - `buffers.py`: the first rank's buffers for all, as DDP has them.
 - `trainers.py`: tells libraries that wrap models that this one is sharded already.

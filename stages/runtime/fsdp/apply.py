@@ -11,7 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from stowage.stages.ir.parallel import GroupChoice, ParameterGroup
-from stowage.stages.runtime.fsdp.gloo import free_in_time
+from stowage.stages.runtime.fsdp.naming import name_collectives
+from stowage.stages.runtime.sharding.failures import Failures
 
 ROOT = ""
 """Path of the model itself: its group holds what no other group does, tied weights among it."""
@@ -22,6 +23,7 @@ def apply_choices(
     groups: Sequence[ParameterGroup],
     choices: Sequence[GroupChoice],
     mesh: DeviceMesh,
+    failures: Failures,
     *,
     prefetch: int = 1,
     mixed_precision: MixedPrecisionPolicy | None = None,
@@ -33,6 +35,7 @@ def apply_choices(
         groups: the groups; one of them is the model itself, which is sharded last.
         choices: the state of each group.
         mesh: a mesh of one dimension; its type of device is where the model computes.
+        failures: what has been heard of ranks of the mesh that are lost.
         prefetch: groups that are gathered ahead of their use; on a CPU, where a gather blocks, this costs memory and
             gains nothing, and 0 keeps each gather to its use.
         mixed_precision: the types in which all groups compute and reduce; the stored one if None. Its `output_dtype` is
@@ -56,7 +59,7 @@ def apply_choices(
             ignored_params=None if is_root else ignored & {p for m in modules for p in m.parameters()},
         )
     _set_prefetch(model, groups, prefetch)
-    free_in_time(model, mesh.get_group())
+    name_collectives(model, groups, mesh.get_group(), failures)
 
 
 def _depth(path: str) -> int:

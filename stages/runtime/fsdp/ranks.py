@@ -4,34 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from stowage.stages.ir.errors import ParameterError, StowageError
 from stowage.stages.runtime.sharding.agreement import difference, failure_text, raise_failure
+from stowage.stages.runtime.sharding.ranks import Ranks
 
 PIECE = 1 << 20
 """Elements that are looked at together, so that comparing weights takes little memory."""
 
 
-def begin_alike(
-    describe: Callable[[], dict[str, str]], check: Callable[[], None], group: dist.ProcessGroup | None
-) -> None:
+def begin_alike(describe: Callable[[], dict[str, str]], check: Callable[[], None], ranks: Ranks | None) -> None:
     """Return once all ranks have the same facts and nothing is wrong on any of them; all call this together.
 
     Args:
         describe: makes facts that must be equal on all ranks: a name for people -> lines of text.
         check: raises an error if something is wrong on this rank.
-        group: the ranks; None for this process alone.
+        ranks: all of them; None for this process alone.
 
     Raises:
         ParameterError: ranks have different facts; the sentence is the same on all.
         StowageError: something is wrong on another rank.
     """
-    if group is None:
+    if ranks is None:
         describe()
         check()
         return
@@ -42,8 +39,7 @@ def begin_alike(
         check()
     except Exception as error:  # the others must hear of it instead of waiting for this rank
         failure = error
-    found: list[Any] = [None] * group.size()
-    dist.all_gather_object(found, (facts, failure_text(failure) if failure is not None else None), group=group)
+    found = ranks.all((facts, failure_text(failure) if failure is not None else None), "what all ranks were given")
     if all(other for other, _ in found) and any(other != found[0][0] for other, _ in found):
         raise ParameterError(difference([other for other, _ in found]))
     if failure is not None:
@@ -51,33 +47,38 @@ def begin_alike(
     raise_failure([said for _, said in found])
 
 
-def from_first(make: Callable[[], str], group: dist.ProcessGroup) -> str:
-    """Return what `make` returns on the first rank; if it fails there, all ranks raise its sentence."""
-    source = dist.get_global_rank(group, 0)
-    said: list[Any] = [None, None]
+def from_first(make: Callable[[], str], ranks: Ranks, what: str) -> str:
+    """Return what `make` returns on the first rank; if it fails there, all ranks raise its sentence.
+
+    `what` names it in errors.
+    """
     failure: Exception | None = None
-    if group.rank() == 0:
+
+    def attempt() -> tuple[str, str]:
+        nonlocal failure
         try:
-            said = [make(), None]
+            return make(), ""
         except Exception as error:  # the others must not wait for a plan that never comes
-            failure, said = error, [None, f"{type(error).__name__}: {error}"]
-    dist.broadcast_object_list(said, source, group=group)
+            failure = error
+            return "", f"{type(error).__name__}: {error}"
+
+    made, said = ranks.from_first(attempt, what)
     if failure is not None:
         raise failure
-    if said[0] is None:
-        raise StowageError(f"Rank 0 could not plan: {said[1]}")
-    return str(said[0])
+    if said:
+        raise StowageError(f"Rank 0 could not plan: {said}")
+    return made
 
 
-def all_succeed(work: Callable[[], None], group: dist.ProcessGroup) -> None:
+def all_succeed(work: Callable[[], None], ranks: Ranks) -> None:
     """Do something that needs no other rank; raise on all ranks if it failed on one."""
     failure: Exception | None = None
     try:
         work()
     except Exception as error:
         failure = error
-    found: list[Any] = [None] * group.size()
-    dist.all_gather_object(found, None if failure is None else f"{type(failure).__name__}: {failure}", group=group)
+    said = None if failure is None else f"{type(failure).__name__}: {failure}"
+    found = ranks.all(said, "whether all ranks have sharded the model")
     if failure is not None:
         raise failure
     for rank, text in enumerate(found):
@@ -86,7 +87,7 @@ def all_succeed(work: Callable[[], None], group: dist.ProcessGroup) -> None:
 
 
 @contextmanager
-def same_weights(model: nn.Module, group: dist.ProcessGroup) -> Iterator[list[str]]:
+def same_weights(model: nn.Module, ranks: Ranks) -> Iterator[list[str]]:
     """Give all ranks the first rank's parameters and buffers, as DDP does; take it back if the block raises.
 
     Yields:
@@ -95,14 +96,12 @@ def same_weights(model: nn.Module, group: dist.ProcessGroup) -> Iterator[list[st
     named: dict[str, torch.Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     named = {name: tensor for name, tensor in named.items() if tensor.device.type != "meta"}
     own = {name: _digest_of(tensor) for name, tensor in named.items()}
-    found: list[Any] = [None] * group.size()
-    dist.all_gather_object(found, own, group=group)
+    found = ranks.all(own, "the sums over the weights")
     different = [name for name in named if any(other[name] != found[0][name] for other in found)]
     replaced = [name for name in different if own[name] != found[0][name]]
     before = {name: named[name].detach().clone() for name in replaced}
-    source = dist.get_global_rank(group, 0)
     for name in different:
-        dist.broadcast(named[name].detach(), source, group=group)
+        ranks.broadcast(named[name].detach(), f"'{name}' of rank 0")
     try:
         yield different
     except BaseException:

@@ -4,6 +4,7 @@ ranks        the group of processes: rates, objects from rank 0, sums
 agreement    what ranks are about to do, compared before they exchange tensors
 sharding     the shards of one model and its optimizer
 iteration    the verbs of a generated step that gather and scatter
+under_way    what a step has started and not yet waited for
 contents     whole tensors for those who save and load
 memory       buffers of collectives, freed in time
 slices       the rows of whole tensors that one rank reads

@@ -10,6 +10,7 @@ from stowage.stages.ir.errors import RankError
 from stowage.stages.runtime.sharding.watch import Watch
 
 AGAIN = "start all ranks again and go on from the last checkpoint (`step.load`)"
+"""What is to be done, unless a group's `Failures` were given something else."""
 
 
 class Failures:
@@ -21,9 +22,11 @@ class Failures:
         watch: says what takes long.
     """
 
-    def __init__(self, group: Any, rank: int) -> None:
+    def __init__(self, group: Any, rank: int, again: str = AGAIN) -> None:
+        """Watch a group; `again` says what is to be done once ranks are lost."""
         self._group = group
         self._rank = rank
+        self._again = again
         self._broken = ""
         self.watch = Watch(rank)
 
@@ -56,7 +59,7 @@ class Failures:
             )
         else:
             text = f"Rank {self._rank} could not exchange {what} with the other ranks ({said[:200]}): "
-        self.broken_off(text + AGAIN + ".")
+        self.broken_off(text + self._again + ".")
         return RankError(self._broken)
 
     def broken_off(self, text: str) -> None:
@@ -75,7 +78,7 @@ class Failures:
             said = " ".join(str(error).split())[:200]
             self.broken_off(
                 f"A step of rank {self._rank} was broken off ({type(error).__name__}{': ' if said else ''}{said}), so "
-                f"ranks no longer do the same: {AGAIN}."
+                f"ranks no longer do the same: {self._again}."
             )
             raise
 

@@ -11,7 +11,7 @@ from stowage.stages.ir.errors import PlanMismatchError
 from stowage.stages.runtime.clipping import scale_of
 from stowage.stages.runtime.executors.iteration import SingleIteration
 from stowage.stages.runtime.offload.transfers import noted_release
-from stowage.stages.runtime.sharding.sharding import Gather, Scatter, Sharding
+from stowage.stages.runtime.sharding.sharding import Scatter, Sharding
 
 
 class ShardedIteration(SingleIteration):
@@ -21,24 +21,27 @@ class ShardedIteration(SingleIteration):
         super().__init__(**surroundings)
         self._sharding = sharding
         self.gradient = sharding.gradients
-        self._gathers: dict[str, Gather] = {}
-        self._scatters: dict[str, Scatter] = {}
+        self._under_way = sharding.under_way
+        self._under_way.clear()
 
     def gather(self, key: str, names: Sequence[str]) -> None:
         """Start the gather of some parameters."""
         with self._outside.again():
-            self._gathers[key] = self._sharding.start(names, [self.parameter[name].detach() for name in names])
+            self._under_way.add(
+                f"gather of '{key}'",
+                lambda: self._sharding.start(names, [self.parameter[name].detach() for name in names]),
+            )
 
     def gathered(self, key: str) -> Sequence[torch.Tensor]:
         """Wait for a gather, and return the whole weights."""
         with self._outside.again(), self._span("wait", f"gather of {key}"):
-            gather: Gather = self._under_way(self._gathers, key)
-            return gather.finish()
+            return self._under_way.pop(f"gather of '{key}'").finish()
 
     def scatter(self, gradients: Mapping[str, torch.Tensor]) -> None:
         """Start averaging the gradients of some parameters over all ranks."""
         with self._outside.again(), torch.no_grad():
-            self._scatters[next(iter(gradients))] = Scatter(self._sharding, gradients)
+            name = f"scatter of '{next(iter(gradients))}'"
+            self._under_way.add(name, lambda: Scatter(self._sharding, gradients))
             for name, gradient in gradients.items():
                 if self._sharding.gradients.pop(name, None) is not None:
                     with noted_release(gradient):  # the step refers to it no more
@@ -47,8 +50,7 @@ class ShardedIteration(SingleIteration):
     def scattered(self, key: str) -> Sequence[torch.Tensor]:
         """Wait for the scatter whose first parameter is `key`, and return this rank's shards of the means."""
         with self._outside.again(), self._span("wait", f"scatter of {key}"):
-            scatter: Scatter = self._under_way(self._scatters, key)
-            return scatter.finish()
+            return self._under_way.pop(f"scatter of '{key}'").finish()
 
     def clip(self, norms: Sequence[torch.Tensor | None], max_norm: float) -> torch.Tensor:
         """Return the factor that clips gradients by their global norm over all ranks, and remember the norm."""
@@ -73,9 +75,3 @@ class ShardedIteration(SingleIteration):
             PlanMismatchError: the plan offloads them.
         """
         raise PlanMismatchError(f"The plan offloads the waiting gradient of '{name}', which no sharded step does.")
-
-    @staticmethod
-    def _under_way(found: dict[str, Any], key: str) -> Any:
-        if key not in found:
-            raise PlanMismatchError(f"The plan waits for a collective of '{key}' that it has not started.")
-        return found.pop(key)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from stowage.stages.device.rates.collectives import CollectiveRates, measure_collectives, start_gather
 from stowage.stages.ir.errors import RankError
-from stowage.stages.runtime.sharding.failures import Failures
+from stowage.stages.runtime.sharding.failures import AGAIN, Failures
 
 Found = TypeVar("Found")
 
@@ -58,11 +58,12 @@ class Ranks:
     What is exchanged has a name, `what`, which errors state.
     """
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: Any, again: str = AGAIN) -> None:
+        """Take a group; `again` says in errors what is to be done once ranks are lost."""
         self.group = group
         self.count = dist.get_world_size(group)
         self.rank = dist.get_rank(group)
-        self.failures = Failures(group if group is not None else dist.group.WORLD, self.rank)
+        self.failures = Failures(group if group is not None else dist.group.WORLD, self.rank, again)
         self._first = self._global(0)
         self._rates: CollectiveRates | None = None
 

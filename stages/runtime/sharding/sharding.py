@@ -20,6 +20,7 @@ from stowage.stages.runtime.offload.state_dicts import guard_module, guard_optim
 from stowage.stages.runtime.sharding.failures import listed
 from stowage.stages.runtime.sharding.memory import alone_with, memory_of, release, users_of
 from stowage.stages.runtime.sharding.ranks import Ranks
+from stowage.stages.runtime.sharding.under_way import UnderWay
 
 DEALT_OUT = "dealt out to ranks"
 
@@ -31,6 +32,7 @@ class Sharding:
         ranks: the processes that have the other shards.
         forms: how each parameter is cut, by name.
         gradients: while a step runs, this rank's own gradients that wait for more of them, whole, by parameter.
+        under_way: while a step runs, the collectives that it has started and not waited for.
 
     Between steps such a gradient is in the parameter's `.grad`. While the parameter is a shard it cannot be there.
     """
@@ -63,6 +65,7 @@ class Sharding:
                     parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta"
                 )
         self.gradients: dict[str, torch.Tensor] = {}
+        self.under_way = UnderWay()
         self._sharded = False
         self._shards: dict[str, torch.Tensor] = {}
         self._nothing: dict[torch.dtype, torch.Tensor] = {}
@@ -246,6 +249,8 @@ class Scatter:
         first = next(iter(gradients.values()))
         total = sum(form.shard_elements for form in self._forms)
         self._buffer = first.new_empty(total * ranks)
+        # Taken now, as the plan counts them, so that no wait lacks memory.
+        self._shards = [first.new_empty(form.shard_elements) for form in self._forms]
         by_rank, begin = self._buffer.view(ranks, total), 0
         for (name, gradient), form in zip(gradients.items(), self._forms, strict=True):
             like = sharding.whole_layout(name)
@@ -255,6 +260,7 @@ class Scatter:
             torch.mul(gradient, 1.0 / ranks, out=whole.as_strided(like.shape, like.stride()))
             if whole is not self._buffer:
                 by_rank[:, begin : begin + form.shard_elements].copy_(whole.view(ranks, -1))
+            del whole  # before the next one is made
             begin += form.shard_elements
         what = f"the scatter of the gradients of {listed(list(gradients))}"
         self._work = sharding.ranks.reduce(self._buffer, what)
@@ -264,10 +270,11 @@ class Scatter:
         self._work.wait()
         total = sum(form.shard_elements for form in self._forms)
         own, found, begin = self._buffer.view(-1, total)[self._rank], [], 0
-        for form in self._forms:
-            shard = own[begin : begin + form.shard_elements].clone()
+        for form, shard in zip(self._forms, self._shards, strict=True):
+            shard.copy_(own[begin : begin + form.shard_elements])
             found.append(shard.as_strided(form.shape, form.stride))
             begin += form.shard_elements
+        self._shards.clear()
         release(self._buffer)
         return found
 

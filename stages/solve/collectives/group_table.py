@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from stowage.stages.formulations.sharding.problem import ShardingProblem
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.parallel import GroupChoice, ParallelMachine, ParameterGroup
+from stowage.stages.solve.collectives.groupings import Grouping
 from stowage.stages.solve.collectives.groups import GroupsChoice
 from stowage.stages.solve.collectives.policies import is_gather
 from stowage.stages.solve.offload.offloader import Offloader
 from stowage.stages.solve.program.chain import Execution
-from stowage.stages.solve.program.program import StepProgram
 
 NEVER = 1000.0
 """Times that the host needs for its updates, in times of computing, where the CPU cannot update."""
@@ -49,35 +49,21 @@ class GroupTable:
         return replace(self.problem, device_budget=device_bytes, fixed_bytes=fixed_bytes)
 
 
-def groups_by_block(program: StepProgram) -> list[frozenset[int]]:
-    """Return the parameters that each block reads first."""
-    found: dict[int, set[int]] = {}
-    seen: set[int] = set()
-    for node in program.nodes:
-        for storage in node.reads:
-            if storage not in seen and program.storages[storage].role == "parameter":
-                seen.add(storage)
-                found.setdefault(node.block, set()).add(storage)
-    return [frozenset(parameters) for parameters in found.values()]
-
-
 def table_of(
     offloader: Offloader,
     executions: Sequence[Execution],
-    members: Sequence[Collection[int]],
+    grouping: Grouping,
     budget_bytes: int,
-    *,
-    root: int | None = None,
 ) -> GroupTable:
     """Describe a program's groups.
 
     Args:
         offloader: the program, its chain and its lower tier.
         executions: the order in which plans of these choices compute, every block once.
-        members: the parameters of each group, in the order in which forward first uses them.
+        grouping: the groups.
         budget_bytes: bytes of the device.
-        root: the group that is gathered from the begin of forward to the end of backward, if there is one.
     """
+    members, root = grouping.members, grouping.root
     sizes = _Sizes(offloader, members)
     seconds = _seconds(offloader, executions, sizes.group_of)
     groups = tuple(
@@ -101,7 +87,7 @@ def table_of(
     host_bytes = sizes.ranks * (offloader.lower_tier.host_room_bytes or offloader.lower_tier.capacity_bytes)
     machine = _machine(offloader, sizes, groups, budget_bytes, host_bytes)
     problem = ShardingProblem(groups, machine, budget_bytes, host_bytes, host_updates_beside=True)
-    return GroupTable(tuple(frozenset(found) for found in members), sizes.gathers(), problem)
+    return GroupTable(members, sizes.gathers(), problem)
 
 
 class _Sizes:

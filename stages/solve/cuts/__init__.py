@@ -9,6 +9,7 @@
 - `certain_guards`: under which masks nodes of a step that freezes run for certain.
 - `frozen_bound`: bounds the mean time of a step that freezes.
 - `transfers`: what is known of one way where plans may offload: its best bound.
+- `statement`: states a bound in a plan, unless the plan contradicts it.
 - `race`: shares the time among the ways.
 - `proven`: what is proven of plans, and which are replaced by faster ones.
 """

@@ -9,8 +9,7 @@ One plan serves all masks. So the program has its runs and what it keeps, as whe
   worst first, until there is none or time is over.
 
 Collectives may run beside computing, and the CPU may update what is in a lower tier: neither counts as computing then.
-Twice the mean time is also at least that of all of it and all collectives (`both_lanes_s`). Where plans may offload no
-cut is solved for.
+The mean time is also at least that of all collectives, one after another. Where plans may offload no cut is solved for.
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ from stowage.stages.ir.variant import PLAIN, VariantName
 from stowage.stages.rewrite import Way
 from stowage.stages.solve.cuts.certain_guards import CertainGuards
 from stowage.stages.solve.cuts.naming import NamedWay
+from stowage.stages.solve.cuts.statement import Bound, with_bound
 from stowage.stages.solve.cuts.union import Union, least_s
 from stowage.stages.solve.summary import PROVEN, Solved
 from stowage.stages.solver.outcome import SolverSettings
@@ -313,16 +313,7 @@ def frozen_bound(
         )
     if (once_s := both_lanes_s(step.once_s, exchanged_s)) > found.bound_s:
         found = FrozenBound(once_s)
-    s = plan.summary
-    bound_s = min(found.bound_s, s.step_time_s)  # the same times, added up in another order
-    gap = 1 - bound_s / s.step_time_s
-    stated = replace(
-        s,
-        bound_s=bound_s,
-        bound_kind="cuts under masks" if found.cuts else "once",
-        bound_cuts=tuple(union.graph.nodes[n].name for n in found.cuts),
-        bound_variant=", ".join(dict.fromkeys(VariantName.of(w.way.name).rewrite for w in named)),
-        status="optimal" if gap <= PROVEN else s.status,
-        gap=gap,
-    )
-    return replace(plan, summary=stated)
+    kind = "cuts under masks" if found.cuts else "once"
+    cuts = tuple(union.graph.nodes[n].name for n in found.cuts)
+    variant = ", ".join(dict.fromkeys(VariantName.of(w.way.name).rewrite for w in named))
+    return with_bound(plan, Bound(found.bound_s, kind, cuts, variant), PROVEN)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from stowage.stages.ir.plan import PlanSummary
+from stowage.stages.ir.plan import EACH_WHOLE
 from stowage.stages.ir.variant import PLAIN, VariantName
 from stowage.stages.rewrite import Way, exchangeable, is_exact
 from stowage.stages.solve.cuts.charges import charges_of
@@ -15,6 +15,7 @@ from stowage.stages.solve.cuts.found import Schedule
 from stowage.stages.solve.cuts.mixed_way import MixedWay
 from stowage.stages.solve.cuts.naming import NamedWay
 from stowage.stages.solve.cuts.race import improve_all
+from stowage.stages.solve.cuts.statement import Bound, with_bound
 from stowage.stages.solve.cuts.transfers import TransferWay
 from stowage.stages.solve.cuts.union import Union
 from stowage.stages.solve.cuts.way import CutWay
@@ -60,9 +61,25 @@ def proven(
     known = [p.plan for p in plans if p.plan is not None]
     if not request.cut_seconds or not known:
         return known
-    until_s = time.monotonic() + (1 - FOR_THE_LAST) * seconds_of(request, time.monotonic())
+    began_s = time.monotonic()
+    until_s = began_s + (1 - FOR_THE_LAST) * seconds_of(request, began_s)
     if request.lower_tier is not None:
-        return _bounded_with_transfers(plans, request, request.lower_tier, until_s)
+        found = _bounded_with_transfers(plans, request, request.lower_tier, until_s)
+    else:
+        found = _bounded(plans, others, request, allowed, until_s)
+    took_s = time.monotonic() - began_s
+    return [replace(plan, proving_s=took_s) for plan in found]
+
+
+def _bounded(
+    plans: Sequence[Planned],
+    others: Sequence[Way],
+    request: PlanRequest,
+    allowed: Callable[[Way], bool],
+    until_s: float,
+) -> list[Solved]:
+    """Return plans, some of which are faster now, with the bound of all ways and their mixtures in each."""
+    known = [p.plan for p in plans if p.plan is not None]
     plans = [*plans, *(Planned(way, None) for way in others)]
     ways = _ways([p for p in plans if p.plan is not None or allowed(p.way)], request.device_budget_bytes)
     mixed_way = _mixed(plans, request, allowed)
@@ -71,13 +88,14 @@ def proven(
     found = [_faster(p.way, p.plan, ways, request) for p in plans if p.plan is not None]
     if mixed_way is not None and mixed_way.found is not None and request.method == "auto":
         found.append(_replaced(min(known, key=lambda s: s.summary.step_time_s), mixed_way.found, request))
-    return [_stated(plan, least) for plan in found]
+    whole = [] if mixed_way is not None else _mixable(plans)
+    return [_stated(plan, least, whole) for plan in found]
 
 
 def _bounded_with_transfers(
     plans: Sequence[Planned], request: PlanRequest, tier: LowerTier, until_s: float
 ) -> list[Solved]:
-    """Return plans that may offload, with the bound of all ways in each."""
+    """Return plans that may offload, with the bound of all ways, and of the best mixture of them, in each."""
     ways = [
         TransferWay(
             p.way,
@@ -90,7 +108,7 @@ def _bounded_with_transfers(
     ]
     improve_all(None, ways, until_s)
     least = min(ways, key=lambda w: w.bound_s)
-    return [_stated(p.plan, least) for p in plans if p.plan is not None]
+    return [_stated(p.plan, least, _mixable(plans)) for p in plans if p.plan is not None]
 
 
 def seconds_of(request: PlanRequest, now_s: float) -> float:
@@ -134,7 +152,7 @@ def _ways(plans: Sequence[Planned], budget_bytes: int) -> list[CutWay]:
 def _mixed(plans: Sequence[Planned], request: PlanRequest, allowed: Callable[[Way], bool]) -> MixedWay | None:
     """Return the program of all ways together; None where no block can be computed in more than one."""
     pure = [p.way for p in plans if not p.mixture]
-    if not any(exchangeable(a, b) for a in pure for b in pure if _plain(a) and a is not b and _chain(a) == _chain(b)):
+    if not _mixable(plans):
         return None
     ways = [NamedWay(way) for way in sorted(pure, key=lambda way: not _plain(way))]
     union = Union.of(ways, charges_of(ways[0].way, pure, request))
@@ -143,6 +161,14 @@ def _mixed(plans: Sequence[Planned], request: PlanRequest, allowed: Callable[[Wa
     fastest = min((p for p in plans if p.plan is not None), key=_time_s)
     rows = fastest.plan.rows if fastest.plan is not None else []
     return MixedWay(union, ways, fastest.way, rows, request.device_budget_bytes, _time_s(fastest), allowed)
+
+
+def _mixable(plans: Sequence[Planned]) -> list[str]:
+    """Return the rewrites that were planned, if some blocks can be computed in one and some in another; else none."""
+    pure = [p.way for p in plans if not p.mixture]
+    if not any(exchangeable(a, b) for a in pure for b in pure if _plain(a) and a is not b and _chain(a) == _chain(b)):
+        return []
+    return list(dict.fromkeys(VariantName.of(way.name).rewrite for way in pure))
 
 
 def _plain(way: Way) -> bool:
@@ -175,19 +201,14 @@ def _replaced(plan: Solved, found: Schedule, request: PlanRequest) -> Solved:
     return replace(faster, summary=replace(faster.summary, variant=way.name, exact=is_exact(way.name)))
 
 
-def _stated(plan: Solved, least: CutWay | TransferWay) -> Solved:
-    """Return the plan with the bound of all ways, and its distance to it."""
-    s: PlanSummary = plan.summary
-    bound_s = min(least.bound_s, s.step_time_s)  # the same times, added up in another order
-    gap = 1 - bound_s / s.step_time_s
-    status = "optimal" if gap <= PROVEN else "feasible" if s.status == "optimal" else s.status
-    stated = replace(
-        s,
-        bound_s=bound_s,
-        bound_kind=(least.kind if least.cuts else "once"),
-        bound_cuts=tuple(least.way.nodes[n].name for n in least.cuts),
-        bound_variant=least.name,
-        status=status,
-        gap=gap,
-    )
-    return replace(plan, summary=stated)
+def _stated(plan: Solved, least: CutWay | TransferWay, whole: Sequence[str] = ()) -> Solved:
+    """Return the plan with the bound of all ways, and its distance to it.
+
+    Args:
+        plan: the plan.
+        least: the way whose bound is the least.
+        whole: the rewrites, where mixtures of them that were not planned are not bounded.
+    """
+    cuts = tuple(least.way.nodes[n].name for n in least.cuts)
+    variant = EACH_WHOLE.join(whole) or least.name
+    return with_bound(plan, Bound(least.bound_s, least.kind if cuts else "once", cuts, variant), PROVEN)

@@ -161,7 +161,7 @@ class CutWay:
         if left_s <= (TOO_SHORT * self._integers_s if integral else 0):
             return None
         answer = self._answer(cuts, SolverSettings(left_s, gap), integral=integral)
-        self._building_s = max(0.0, time.monotonic() - began_s - answer.wall_s) / intervals
+        self._building_s = max(self._building_s, (time.monotonic() - began_s - answer.wall_s) / intervals)
         self._integers_s = answer.wall_s if integral else self._integers_s
         if answer.bound_s > self.bound_s:
             self.bound_s, self.cuts = answer.bound_s, answer.cuts

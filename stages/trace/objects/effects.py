@@ -11,8 +11,10 @@ import torch
 from torch import nn
 
 from stowage.stages.ir.errors import StaleStep
+from stowage.stages.structure.containers import add, builtin_of, item_of
+from stowage.stages.structure.kinds import attributes_of, is_of, slots_of
 from stowage.stages.trace.lines import source_line
-from stowage.stages.trace.objects.preserve import Change, PreserveWay
+from stowage.stages.trace.objects.preserve import Change, PreserveWay, set_attribute
 from stowage.stages.workload.outputs import OutputForm
 
 Number = int | float
@@ -174,24 +176,39 @@ def _look(holder: Any, key: Any) -> Any:
 def _get(holder: Any, key: Any) -> Any:
     if isinstance(holder, types.CellType):
         return holder.cell_contents
-    return holder[key] if isinstance(holder, dict) else vars(holder)[key]
+    if is_of(holder, dict):
+        return item_of(holder, key)
+    return getattr(holder, key) if _in_slot(holder, key) else attributes_of(holder)[key]
 
 
 def put(holder: Any, key: Any, value: Any) -> None:
-    """Put a value where a change was: into a cell, a dictionary or the attributes of an object."""
+    """Put a value where a change was: into a cell, a dictionary, or the attributes of an object or class."""
     if isinstance(holder, types.CellType):
         holder.cell_contents = value
-    elif isinstance(holder, dict):
-        holder[key] = value
+    elif is_of(holder, dict):
+        builtin_of(holder).__setitem__(holder, key, value)
+    elif is_of(holder, type) or _in_slot(holder, key):
+        set_attribute(holder, key, value)
     else:
-        vars(holder)[key] = value
+        attributes_of(holder)[key] = value
 
 
 def _remove(holder: Any, key: Any) -> None:
-    (holder if isinstance(holder, dict) else vars(holder)).pop(key, None)
+    if is_of(holder, type) or _in_slot(holder, key):
+        if _look(holder, key) is not Change.MISSING:
+            set_attribute(holder, key, Change.MISSING)
+    elif is_of(holder, dict):
+        if _look(holder, key) is not Change.MISSING:
+            builtin_of(holder).__delitem__(holder, key)
+    else:
+        attributes_of(holder).pop(key, None)
+
+
+def _in_slot(holder: Any, key: Any) -> bool:
+    return any(name == key for name, _ in slots_of(type(holder)))
 
 
 def _members(holder: Any, items: Any, *, appends: bool) -> None:
     if not appends:
-        holder.clear()
-    (holder.update if isinstance(holder, set) else holder.extend)(items)
+        builtin_of(holder).clear(holder)
+    add(holder, items)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import random
 import re
 import types
@@ -15,34 +16,43 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from stowage.stages.structure.code import (
+    in_module,
+    is_foreign,
+    is_library,
+    names_in,
+    of_foreign_package,
+    parts_of_class,
+    stored_globals,
+)
+from stowage.stages.structure.containers import contents, item_of, put_back, same_members
+from stowage.stages.structure.kinds import UNSET, dict_of, in_slot, is_of, set_slot, slots_of
+from stowage.stages.trace.objects.caches import Cached, Caches
+
 MOST_OBJECTS = 50_000
 """The most objects that are visited; objects further from the roots are ignored."""
 
+MOST_CODE = 50_000
+"""The most that are visited besides, behind the classes of the former."""
+
+MOST_CALLS = 3
+"""How far the code of installed packages is followed: from a class to its methods, and to what those call."""
+
 _OPAQUE = (
-    type, types.ModuleType, types.BuiltinFunctionType, types.CodeType, torch.Tensor, np.ndarray, str, bytes, int, float,
+    types.ModuleType, types.BuiltinFunctionType, types.CodeType, torch.Tensor, np.ndarray, str, bytes, int, float,
     complex, bool, type(None), torch.dtype, torch.device, torch.Generator, torch.Size,
 )  # fmt: skip
-_FOREIGN = (
-    "torch",
-    "numpy",
-    "pyarrow",
-    "datasets",
-    "tokenizers",
-    "pandas",
-    "polars",
-    "logging",
-    "threading",
-    "tqdm",
-    "stowage",
-)
-"""Packages whose objects, except modules, keep nothing that a forward leaves behind."""
-_MISSING = object()
-
+_MISSING = UNSET
 
 _TABLES = re.compile(r"\._(?:modules|buffers|parameters)\['([^']+)'\]")
 
+_SCOPES = {"default": "__defaults__", "keyword": "__kwdefaults__", "global": "__globals__"}
+
 Step = tuple[str, Any]
-"""The kind of a step (`attribute`, `item`, `cell`, `default` or `global`), and its name or position."""
+"""The kind of a step (`attribute`, `item`, `cell`, `default`, `keyword`, `global` or `module`), and what it leads to.
+
+That is a name or position; for `module` the step to a module, and the names that lead on from there.
+"""
 _LONGEST = 64
 
 
@@ -63,24 +73,33 @@ class PreserveWay(NamedTuple):
         Raises:
             LookupError, AttributeError, TypeError: the way no longer exists.
         """
-        item = self.root
-        for kind, which in self.steps:
-            if kind == "attribute":
-                attributes = getattr(item, "__dict__", {})
-                item = attributes[which] if which in attributes else getattr(item, which)
-            elif kind == "item":
-                item = item[which]
-            elif kind == "cell":
-                item = item.__closure__[which].cell_contents
-            else:
-                item = item.__defaults__[which] if kind == "default" else item.__globals__[which]
-        return item
+        return functools.reduce(_behind, self.steps, self.root)
 
     def __str__(self) -> str:
         """Return the way as text, for people."""
-        names = [f".{w}" if k == "attribute" else f"[{w!r}]" if k == "item" else f" {w}" for k, w in self.steps]
+        names = [f".{w}" if k == "attribute" else f"[{w!r}]" if k == "item" else f" {_text(w)}" for k, w in self.steps]
         text = type(self.root).__name__ + "".join(names)
         return _TABLES.sub(r".\1", text).removesuffix("._buffers")
+
+
+def _text(which: Any) -> str:
+    """Return the text of a step's end; of one into a module the names alone."""
+    return ".".join([str(which[0][1]), *which[1:]]) if isinstance(which, tuple) else str(which)
+
+
+def _behind(item: Any, step: Step) -> Any:
+    kind, which = step
+    if kind == "attribute":
+        attributes = dict_of(item) or {}
+        return attributes[which] if which in attributes else getattr(item, which)
+    if kind == "item":
+        return item_of(item, which)
+    if kind == "cell":
+        return item.__closure__[which].cell_contents
+    if kind == "module":
+        first, *names = which
+        return functools.reduce(lambda module, name: vars(module)[name], names, _behind(item, first))
+    return getattr(item, _SCOPES[kind])[which]
 
 
 @dataclass(frozen=True)
@@ -111,8 +130,11 @@ class Snapshot:
         self._mappings: list[tuple[Any, dict[Any, Any], dict[Any, Any]]] = []
         self._sequences: list[tuple[Any, list[Any]]] = []
         self._sets: list[tuple[Any, set[Any]]] = []
-        self._cells: list[tuple[types.CellType, Any]] = []
-        self._globals: list[tuple[dict[str, Any], str, Any]] = []
+        self._cells: dict[int, tuple[types.CellType, Any]] = {}
+        self._classes: list[tuple[type, dict[str, Any]]] = []
+        self._slots: list[tuple[Any, str, Any, Any]] = []
+        self._caches = Caches()
+        self._globals: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = {}
         self._gradients: list[tuple[torch.Tensor, torch.Tensor | None]] = []
         self._leaves: set[int] = set()
         self._contents: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -124,28 +146,37 @@ class Snapshot:
         self._numpy = np.random.get_state(legacy=False)
 
     def _walk(self, waiting: list[Any]) -> None:
-        queue = collections.deque(waiting)
-        while queue and len(self._seen) < MOST_OBJECTS:
-            item = queue.popleft()
-            if id(item) in self._seen:
-                continue
-            if isinstance(item, torch.Tensor):
-                self._seen.add(id(item))
-                if item.is_leaf:
-                    self._gradients.append((item, item.grad))
-                    queue.extend((item._backward_hooks or {}).values())
-                if not isinstance(item, FakeTensor):
-                    self._contents.append((item, item.detach()))
-                    if item.is_leaf:
-                        self._leaves.add(id(item))
-                continue
-            if isinstance(item, _OPAQUE):
-                continue
+        """Visit the objects, then the classes that they have and the code in those."""
+        queue, later = collections.deque((item, 0) for item in waiting), collections.deque[tuple[Any, int]]()
+        for most in (MOST_OBJECTS, MOST_OBJECTS + MOST_CODE):
+            while queue and len(self._seen) < most:
+                item, calls = queue.popleft()
+                calls += is_of(item, (type, types.FunctionType)) and is_library(item)
+                if calls <= MOST_CALLS:
+                    for part in self._visit(item):
+                        (later if is_of(part, type) else queue).append((part, calls))
+            queue, later = later, later
+
+    def _visit(self, item: Any) -> Iterator[Any]:
+        if id(item) in self._seen:
+            return
+        if is_of(item, torch.Tensor):
             self._seen.add(id(item))
-            self._keep.append(item)
-            for step, part in self._look(item):
-                self._via.setdefault(id(part), (item, step))
-                queue.append(part)
+            if item.is_leaf:
+                self._gradients.append((item, item.grad))
+                yield from (item._backward_hooks or {}).values()
+            if not is_of(item, FakeTensor):
+                self._contents.append((item, item.detach()))
+                if item.is_leaf:
+                    self._leaves.add(id(item))
+            return
+        if is_of(item, _OPAQUE) or (is_of(item, type) and is_foreign(item)):
+            return
+        self._seen.add(id(item))
+        self._keep.append(item)
+        for step, part in self._look(item):
+            self._via.setdefault(id(part), (item, step))
+            yield part
 
     def way_to(self, holder: Any) -> PreserveWay:
         """Return the way from one of the roots to a holder, by which a later replacement of it can be found."""
@@ -156,64 +187,102 @@ class Snapshot:
         return PreserveWay(holder, tuple(reversed(steps)))
 
     def _look(self, item: Any) -> Iterator[tuple[Step, Any]]:
-        if isinstance(item, types.FunctionType):
+        kind = type(item)
+        if issubclass(kind, type):
+            self._classes.append((item, dict(vars(item))))
+            yield from ((("attribute", name), value) for name, value in parts_of_class(item))
+            yield ("attribute", "__mro__"), item.__mro__
+            return
+        if kind is types.FunctionType:
             yield from self._function(item)
-        elif isinstance(item, types.MethodType):
+            return
+        if kind is types.MethodType:
             yield from ((("attribute", name), getattr(item, name)) for name in ("__self__", "__func__"))
-        elif isinstance(item, dict):
-            self._mappings.append((item, item, dict(item)))
-            yield from ((("item", key), value) for key, value in item.items())
-        elif isinstance(item, (list, collections.deque)):
-            self._sequences.append((item, list(item)))
-            yield from ((("item", i), value) for i, value in enumerate(item))
-        elif isinstance(item, set):
-            self._sets.append((item, set(item)))
-        elif isinstance(item, tuple):
-            yield from ((("item", i), value) for i, value in enumerate(item))
-        if isinstance(item, nn.Module) or not type(item).__module__.startswith(_FOREIGN):
-            attributes = getattr(item, "__dict__", None)
-            if isinstance(attributes, dict) and not isinstance(item, types.FunctionType):
+        elif issubclass(kind, functools.partial):
+            yield from ((("attribute", name), getattr(item, name)) for name in ("func", "args", "keywords"))
+        elif issubclass(kind, dict):
+            self._mappings.append((item, item, dict(dict.items(item))))
+            yield from ((("item", key), value) for key, value in dict.items(item))
+        elif issubclass(kind, (list, collections.deque)):
+            items = contents(item)
+            self._sequences.append((item, items))
+            yield from ((("item", i), value) for i, value in enumerate(items))
+        elif issubclass(kind, set):
+            self._sets.append((item, set(contents(item))))
+        elif issubclass(kind, tuple):
+            yield from ((("item", i), value) for i, value in enumerate(contents(item)))
+        elif kind is Cached:
+            self._caches.add(item)
+        if issubclass(kind, nn.Module) or not of_foreign_package(kind.__module__):
+            attributes = dict_of(item)
+            if attributes is not None:
                 self._mappings.append((item, attributes, dict(attributes)))
                 yield from ((("attribute", name), value) for name, value in attributes.items())
+            for name, slot in slots_of(kind):
+                value = in_slot(item, slot)
+                self._slots.append((item, name, slot, value))
+                yield ("attribute", name), value
+            yield ("attribute", "__class__"), kind
 
     def _function(self, function: types.FunctionType) -> Iterator[tuple[Step, Any]]:
-        if function.__module__ is not None and function.__module__.startswith(_FOREIGN):
+        if of_foreign_package(function.__module__):
             return
         for i, cell in enumerate(function.__closure__ or ()):
             try:
                 content = cell.cell_contents
             except ValueError:
                 continue
-            self._cells.append((cell, content))
-            yield ("cell", i), content
+            self._cells[id(cell)] = cell, content
+            yield from self._in_scope(function, ("cell", i), content)
         for i, default in enumerate(function.__defaults__ or ()):
             yield ("default", i), default
-        names = {name for code in codes(function.__code__) for name in code.co_names}
-        for name in names & function.__globals__.keys():
-            self._globals.append((function.__globals__, name, function.__globals__[name]))
-            yield ("global", name), function.__globals__[name]
+        for name, default in (function.__kwdefaults__ or {}).items():
+            yield ("keyword", name), default
+        self._mappings.append((function, function.__dict__, dict(function.__dict__)))
+        yield from ((("attribute", name), value) for name, value in function.__dict__.items())
+        scope = function.__globals__
+        for name in (names_in(function.__code__) & scope.keys()) | stored_globals(function.__code__):
+            value = scope.get(name, _MISSING)
+            self._globals[id(scope), name] = scope, name, value
+            yield from self._in_scope(function, ("global", name), value)
+
+    def _in_scope(self, function: types.FunctionType, step: Step, value: Any) -> Iterator[tuple[Step, Any]]:
+        """Yield something that a function's code has a name for; of a module what the code mentions of it."""
+        if not is_of(value, types.ModuleType):
+            yield step, value
+            return
+        for scope, names, content in in_module(value, names_in(function.__code__)):
+            self._globals[id(scope), names[-1]] = scope, names[-1], content
+            yield ("module", (step, *names)), content
 
     def changes(self) -> list[Change]:
         """List what is not as it was, in any order."""
         found: list[Change] = []
-        for holder, now, before in self._mappings:
-            for key in before.keys() | now.keys():
-                old, new = before.get(key, _MISSING), now.get(key, _MISSING)
+        mappings = [*self._mappings, *((cls, vars(cls), before) for cls, before in self._classes)]
+        for holder, now, before in mappings:
+            held = dict(dict.items(now) if isinstance(now, dict) else now)
+            for key in before.keys() | held.keys():
+                old, new = before.get(key, _MISSING), held.get(key, _MISSING)
                 if old is not new and not _equal(old, new):
                     found.append(Change(holder, key, old, new))
         for holder, old_items in self._sequences:
-            if len(holder) != len(old_items) or any(a is not b for a, b in zip(holder, old_items)):
-                found.append(Change(holder, None, old_items, list(holder)))
-        found += [Change(holder, None, old, set(holder)) for holder, old in self._sets if holder != old]
+            if not same_members(items := contents(holder), old_items):
+                found.append(Change(holder, None, old_items, items))
+        found += [Change(h, None, old, members) for h, old in self._sets if (members := set(contents(h))) != old]
         found += [
             Change(cell, None, old, cell.cell_contents)
-            for cell, old in self._cells
+            for cell, old in self._cells.values()
             if cell.cell_contents is not old and not _equal(cell.cell_contents, old)
         ]
         found += [
             Change(holder, name, old, holder.get(name, _MISSING))
-            for holder, name, old in self._globals
+            for holder, name, old in self._globals.values()
             if holder.get(name, _MISSING) is not old and not _equal(holder.get(name, _MISSING), old)
+        ]
+        found += [
+            Change(holder, name, old, new)
+            for holder, name, slot, old in self._slots
+            if (new := in_slot(holder, slot)) is not old and not _equal(new, old)
         ]
         found += [
             Change(tensor, "data", old, tensor)
@@ -236,23 +305,27 @@ class Snapshot:
     def restore(self) -> None:
         """Undo all changes, and restore the generators."""
         for _, now, before in self._mappings:
-            if len(now) != len(before) or any(now.get(k, _MISSING) is not v for k, v in before.items()):
-                now.clear()
-                now.update(before)
+            put_back(now, list(before.items()))
+        for cls, before in self._classes:
+            for name in before.keys() | vars(cls).keys():
+                if (old := before.get(name, _MISSING)) is not vars(cls).get(name, _MISSING):
+                    set_attribute(cls, name, old)
+        for holder, _, slot, old in self._slots:
+            set_slot(holder, slot, old)
         for holder, old_items in self._sequences:
-            if len(holder) != len(old_items) or any(a is not b for a, b in zip(holder, old_items)):
-                holder.clear()
-                holder.extend(old_items)
+            put_back(holder, old_items)
         for holder, old in self._sets:
-            if holder != old:
-                holder.clear()
-                holder.update(old)
-        for cell, old in self._cells:
+            if set(contents(holder)) != old:
+                put_back(holder, list(old))
+        for cell, old in self._cells.values():
             if cell.cell_contents is not old:
                 cell.cell_contents = old
-        for holder, name, old in self._globals:
+        for holder, name, old in self._globals.values():
             if holder.get(name, _MISSING) is not old:
                 holder[name] = old
+                if old is _MISSING:
+                    del holder[name]
+        self._caches.forget()
         for tensor, content in self._contents:
             if tensor.untyped_storage()._cdata != content.untyped_storage()._cdata:
                 tensor.data = content
@@ -265,12 +338,13 @@ class Snapshot:
         np.random.set_state(self._numpy)
 
 
-def codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield a function's code and that of the functions inside it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from codes(constant)
+def set_attribute(holder: Any, name: str, value: Any) -> None:
+    """Set an attribute of a class or in a slot by none of the holder's own code; `Change.MISSING` deletes it."""
+    owner = type if isinstance(holder, type) else object
+    if value is _MISSING:
+        owner.__delattr__(holder, name)
+    else:
+        owner.__setattr__(holder, name, value)
 
 
 def _equal(old: Any, new: Any) -> bool:

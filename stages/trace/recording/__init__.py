@@ -6,9 +6,11 @@
 - `marking.py`: which module is running.
 - `readings.py`: numbers that the user's code reads off tensors.
 - `values.py`: functions that read a tensor's memory without a call that PyTorch dispatches.
+- `own_calls.py`: what the user's code does with tensors, by itself and by PyTorch's modules.
 - `packing.py`: decisions of `transformers` on masks and positions.
 - `nested.py`: `nn.TransformerEncoder` on padded sequences.
 - `composite.py`: operators that PyTorch composes of others.
-- `products.py`: products with a weight that may be frozen.
+- `kernels_by_training.py`: operators whose kernels PyTorch chooses by what trains.
+- `deciders.py`: the parameters that decide whether a tensor requires gradients.
 - `checkpointing.py`: the model's own gradient checkpointing, switched off.
 """

@@ -38,24 +38,33 @@ def test_cells_are_kept_one_by_one_and_make_the_page(tmp_path: Path, monkeypatch
     proven.run_proven(out, pages, said.append, "unet", "50%", size="tiny")
     assert any(line.startswith("U-Net, 50%, Stowage: 1.0") for line in said)
     first = (out / "proven" / "unet-50.json").read_text()
-    proven.run_proven(out, pages, said.append, "unet", "smallest,measured,planning", size="tiny")
+    proven.run_proven(out, pages, said.append, "unet", "smallest,measured,planning,eviction", size="tiny")
     cells = proven.kept_cells(out)
     assert {c["budget"] for c in cells} >= {"50%", "smallest"}
     for cell in cells:
         if cell["budget_bytes"] > 0 and cell["status"] != "measured":
             assert cell["time_s"] >= cell["bound_s"] > 0
             assert cell["over_bound"] == pytest.approx(cell["time_s"] / cell["bound_s"])
+            ours = cell["who"] == "Stowage" and (cell["budget"] == "smallest" or cell["budget"].endswith("%"))
+            assert (cell["seconds"] > 0) == ours, "proving is timed by itself, of plans that are made now"
+            assert cell["fit_over_bound"] >= 1 if ours else cell["fit_over_bound"] == 0
 
     def fail(*_: object) -> None:
         raise AssertionError("measured what is there already")
 
     monkeypatch.setattr(proven, "ProvenCase", fail)
-    proven.run_proven(out, pages, said.append, "unet", "50%,smallest,measured,planning")
+    proven.run_proven(out, pages, said.append, "unet", "50%,smallest,measured,planning,eviction")
     assert (out / "proven" / "unet-50.json").read_text() == first
     (row,) = proven.kept_planning(out)
     assert row["model"] == "U-Net"
     assert 0 < row["without_s"] <= 60 * row["with_s"]
-    for name, rows in sections_of(cells, proven.kept_planning(out)).items():
+    assert 0 < row["quick_without_s"] <= 60 * row["quick_with_s"]
+    share, without, with_it = proven.kept_eviction(out)
+    assert (without["budget"], with_it["budget"]) == ("smallest without", "smallest with")
+    assert with_it["budget_bytes"] <= without["budget_bytes"]
+    for each in (share, without, with_it):
+        assert each["without_s"] is None or each["with_s"] <= each["without_s"] * (1 + 1e-9)
+    for name, rows in sections_of(cells, proven.kept_planning(out), proven.kept_eviction(out)).items():
         assert rows
         write_measurement(pages, measured_now(name, "python -m stowage.flows.benchmark proven", rows))
     text = page_text(PAGE, pages)
@@ -71,6 +80,23 @@ def test_a_budget_that_nothing_fits_is_a_row_without_numbers(tmp_path: Path) -> 
     (row,) = sections_of(proven.kept_cells(tmp_path))["proven_ours"]
     assert row["status"] == "none fits"
     assert row["over_bound"] is None
+
+
+def test_old_rows_lack_what_was_not_measured_then_and_new_ones_have_ratios(tmp_path: Path) -> None:
+    """Columns that no row has a value of are left out, and a plan that does not fit has no ratio."""
+    old = {"model": "LSTM", "without_s": 2.0, "with_s": 3.0}
+    new = old | {"model": "U-Net", "quick_without_s": 1.0, "quick_with_s": 0.9}
+    fits = {"model": "U-Net", "budget": "30%", "budget_bytes": 1 << 20, "without_s": 2.0, "with_s": 1.0}
+    lean = fits | {"budget": "smallest with", "without_s": None}
+    sections = sections_of([], [old, new], [fits, lean])
+    assert [row.get("quick_ratio") for row in sections["proven_planning"]] == [None, 0.9]
+    assert [row["ratio"] for row in sections["proven_eviction"]] == [0.5, None]
+    write_measurement(
+        tmp_path, measured_now("proven_planning", "by hand", [sections_of([], [old])["proven_planning"][0]])
+    )
+    assert "quick, with" not in page_text(PAGE, tmp_path)
+    write_measurement(tmp_path, measured_now("proven_planning", "by hand", sections["proven_planning"]))
+    assert "quick, with" in page_text(PAGE, tmp_path)
 
 
 @pytest.mark.parametrize(("models", "budgets", "word"), [("vgg", "", "vgg"), ("unet", "10%", "10%")])

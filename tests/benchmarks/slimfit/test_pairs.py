@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stowage.flows.benchmarks.slimfit import pairs
-from stowage.flows.benchmarks.slimfit.pairs import TECHNIQUES, PairRow, combinations, measured_pairs
+from stowage.flows.benchmarks.slimfit.pairs import PAPER, TECHNIQUES, PairRow, combinations, measured_pairs
 from stowage.stages.rewrite.lossy import saved as saved_module
 
 CLOSE_BYTES = 1 << 20
@@ -17,7 +17,8 @@ def test_combinations_are_each_alone_each_pair_and_all() -> None:
     found = combinations()
     assert found[0] == ()
     assert found[-1] == TECHNIQUES
-    assert len(found) == len(set(found)) == 1 + 7 + 21 + 1
+    assert len(found) == len(set(found)) == 1 + 8 + 28 + 4 + 1
+    assert set(PAPER) <= set(map(" + ".join, found))
     assert all("LoRA" in c for c in combinations(["LoRA"]))
 
 
@@ -56,3 +57,10 @@ def test_a_pair_takes_less_than_each_alone_and_all_take_least(tmp_path: Path) ->
     assert peaks["freeze + quantise"] < min(alone)
     assert max(alone) < peaks[""]
     assert peaks[" + ".join(TECHNIQUES)] == min(peaks.values())
+
+
+@pytest.mark.usefixtures("_small")
+def test_columns_say_what_a_plan_does(tmp_path: Path) -> None:
+    row = measured(tmp_path, ("CPU updates",))["CPU updates"]
+    assert row.offloaded_bytes >= row.updated_bytes > 0
+    assert row.recomputed_bytes == row.coded == 0

@@ -11,7 +11,7 @@ import torch
 from stowage.flows.benchmarks.slimfit import trials
 from stowage.flows.benchmarks.slimfit.pretraining import pretrained
 from stowage.flows.benchmarks.slimfit.study import run_codes, run_study
-from stowage.flows.benchmarks.slimfit.summary import by_policy, differences, summarised, with_codes
+from stowage.flows.benchmarks.slimfit.summary import PAPER, by_policy, differences, exact, summarised, with_codes
 from stowage.flows.benchmarks.slimfit.tasks import TASKS, Task, accuracy
 from stowage.flows.benchmarks.slimfit.trials import BASELINE, Trial, run_trial
 
@@ -104,3 +104,19 @@ def test_a_study_does_not_repeat_what_is_done(tmp_path: Path, monkeypatch: pytes
         ("ils", -5.0, 0.0),
         ("random", -5.0, 0.0),
     ]
+
+
+def test_ils_as_the_paper_has_it_is_a_policy_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(trial: Trial, stores: Path) -> dict[str, object]:
+        return {**trial.key(), "accuracy": 90.0 - (trial.units == "parameter"), "loss": 1.0}
+
+    monkeypatch.setattr("stowage.flows.benchmarks.slimfit.study.run_trial", run)
+    rows = exact(run_study(tmp_path, lambda text: None, ["digits"], ["ils"], [0.5, 0.9], 2))
+    assert [(r["policy"], r["rate"], r["difference"]) for r in differences(rows)] == [
+        ("ils", 0.5, 0.0),
+        ("ils", 0.9, 0.0),
+        (PAPER, 0.9, -1.0),
+    ]
+    assert [line.get(PAPER) for line in by_policy(summarised(rows))] == [None, "89.0 ± 0.0"]
+    (paper,) = {(r["units"], r["distance"]) for r in rows if r["policy"] == PAPER}
+    assert paper == ("parameter", "relative")

@@ -1,4 +1,4 @@
-"""Tiny steps of any shape: nodes that draw, run once, sum in place, use up gradients that waited, and update."""
+"""Tiny steps of any shape: nodes that draw, run once, sum and write in place, exchange, use up what waited, update."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ def tiny_steps(draw: st.DrawFn, max_nodes: int = 9) -> StepGraph:
         else:
             reads = draw(st.sets(st.sampled_from(made), max_size=2)) if made else set[int]()
         mutates = [w for w in waiting if draw(st.integers(0, 3)) == 0]
+        if made and not draw(st.integers(0, 7)):
+            mutates.append(draw(st.sampled_from(made)))
         creates = []
         for _ in range(draw(st.integers(0 if number + 1 == count else 1, 2 if number == 0 else 1))):
             creates.append(len(nbytes))
@@ -42,7 +44,7 @@ def tiny_steps(draw: st.DrawFn, max_nodes: int = 9) -> StepGraph:
                 reads=tuple(sorted(reads)),
                 creates=tuple(creates),
                 mutates=tuple(mutates),
-                phase="update" if mutates else "forward",
+                phase="update" if set(mutates) & set(waiting) else "forward",
                 block=-1,
                 once=bool(mutates) or draw(st.integers(0, 6)) == 0,
                 random=draw(st.integers(0, 3)) == 0,
@@ -51,6 +53,7 @@ def tiny_steps(draw: st.DrawFn, max_nodes: int = 9) -> StepGraph:
                 estimated=False,
                 name=f"node {number}",
                 takes=takes,
+                collective=draw(st.integers(0, 5)) == 0,
             )
         )
         made += creates

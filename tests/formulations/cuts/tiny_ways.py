@@ -8,7 +8,7 @@ from itertools import product
 
 from hypothesis import strategies as st
 
-from stowage.stages.formulations.cuts.step_graph import StepGraph
+from stowage.stages.formulations.cuts.step_graph import Charge, StepGraph
 from stowage.stages.ir.graph import ComputeNode
 from tests.formulations.cuts.tiny_steps import TIME_S, tiny_steps
 
@@ -30,8 +30,11 @@ class TinyWays:
     sites: tuple[Site, ...]
 
     def each(self) -> Iterator[StepGraph]:
-        """The graph of each choice."""
+        """The graph of each choice that its charges allow; the first is the step as it was."""
         for chosen in product((False, True), repeat=len(self.sites)):
+            others = {n for site, other in zip(self.sites, chosen) if other for n in site.others}
+            if sum(c.share for c in self.union.charges if not c.nodes.isdisjoint(others)) > 1:
+                continue
             left_out: set[int] = set()
             read: dict[int, dict[int, int]] = {}
             for site, other in zip(self.sites, chosen):
@@ -54,6 +57,7 @@ class TinyWays:
                 optional=frozenset(),
                 families=(),
                 instead={},
+                charges=(),
                 draws=None,
                 least_s=None,
             )
@@ -102,6 +106,7 @@ def tiny_ways(draw: st.DrawFn) -> TinyWays:
             nodes.pop()
             others = added(pack), added(unpack)
             sites.append(Site(added(own), others, (read, unpacked)))
+    charged = [site for site in sites if draw(st.booleans())]
     union = replace(step, nodes=nodes, nbytes=nbytes, once=frozenset(once))
     together = replace(
         union,
@@ -109,9 +114,10 @@ def tiny_ways(draw: st.DrawFn) -> TinyWays:
         instead={(s.node, s.instead[0]): s.instead[1:] for s in sites if s.instead is not None},
         families=tuple(_families(sites)),
         draws=_draws(sites, nodes),
+        charges=tuple(Charge(frozenset(s.others), draw(st.sampled_from((0.3, 0.7, 1.5)))) for s in charged),
     )
     found = TinyWays(together, tuple(sites))
-    least_s = min(sum(n.time_s for n in graph.nodes) for graph in found.each())
+    least_s = min(sum(n.time_s for n in graph.nodes if not n.collective) for graph in found.each())
     return replace(found, union=replace(together, least_s=least_s))
 
 

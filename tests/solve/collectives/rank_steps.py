@@ -26,7 +26,8 @@ from stowage.stages.optimizers import KnownOptimizer
 from stowage.stages.profile import CostStore, profile_trace
 from stowage.stages.solve import LowerTier, PlanRequest, solve_variants
 from stowage.stages.solve.collectives.group_race import GroupRace
-from stowage.stages.solve.collectives.group_table import GroupTable, groups_by_block, table_of
+from stowage.stages.solve.collectives.group_table import GroupTable, table_of
+from stowage.stages.solve.collectives.groupings import by_block
 from stowage.stages.solve.collectives.groups import lowered
 from stowage.stages.solve.offload.offloader import Offloader
 from stowage.stages.solve.program.chain import Chain
@@ -109,7 +110,7 @@ class Step:
         return PlanRequest(budget, lower_tier=self.tier, o_ilp_searches=0)
 
     def table(self, budget: int) -> GroupTable:
-        return table_of(self.offloader, self.offloader.leanest(), groups_by_block(self.offloader.program), budget)
+        return table_of(self.offloader, self.offloader.leanest(), by_block(self.offloader.program), budget)
 
     def judged(self, budget: int, choices: Sequence[GroupChoice]) -> JudgedPlan:
         """Lower a choice to a plan, hidden as well as the budget allows."""

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stowage.stages.formulations.cuts.choice import Choice
+from stowage.stages.formulations.cuts.domain import Domain
 from stowage.stages.formulations.cuts.solve import solve_cuts
 from stowage.stages.formulations.cuts.step_graph import StepGraph
 from stowage.stages.ir.errors import Infeasible, ParameterError
@@ -27,6 +28,7 @@ from stowage.stages.solve.time_share import LEAST_SECONDS
 from stowage.stages.solve.variants import Variant, solve_variants
 from stowage.stages.solver.outcome import SolverSettings
 from tests.matrix import examples, some
+from tests.solve.cuts.unclamped import bounds_as_proven
 from tests.solve.prepared import Prepared, prepare_trace, prepared_zoo
 from tests.solve.synthetic_steps import training_steps
 
@@ -57,7 +59,7 @@ def _peaks(rows: Sequence[PlanRow]) -> dict[int, int]:
 @settings(max_examples=examples(25), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(training_steps(max_layers=6), st.floats(0, 1), st.data())
 def test_of_random_steps(trace: TraceTables, share: float, data: st.DataObject) -> None:
-    """At any chain of cuts on the spine, with heavy nodes between them, as programs of integers and relaxed."""
+    """At any chain of cuts on the spine, with any nodes between them as heavy ones, relaxed and of integers."""
     prepared = prepare_trace(trace)
     rich = prepared.solve().summary
     budget = rich.smallest_feasible_bytes + int(share * (rich.device_peak_bytes - rich.smallest_feasible_bytes))
@@ -67,8 +69,10 @@ def test_of_random_steps(trace: TraceTables, share: float, data: st.DataObject) 
     for node in Choice(step).spine:
         if (not cuts or step.precedes(cuts[-1], node)) and data.draw(st.booleans()):
             cuts.append(node)
+    certain = [n for n, (first, last) in enumerate(Domain.of(step, cuts).first) if first == last and n not in cuts]
+    heavy = data.draw(st.sets(st.sampled_from(certain), max_size=8)) if certain else set[int]()
     for integral in (True, False):
-        found = solve_cuts(step, cuts, budget, SolverSettings(10.0), integral=integral)
+        found = solve_cuts(step, cuts, budget, SolverSettings(10.0), heavy=heavy, integral=integral)
         assert found.status != "infeasible"
         for plan in plans:
             assert plan.summary.step_time_s * SAME >= found.bound_s
@@ -106,12 +110,17 @@ def test_a_plan_states_its_bound_and_is_never_slower_for_it() -> None:
         least, most = whole.smallest_feasible_bytes, whole.device_peak_bytes
         request = PlanRequest(least + int(share * (most - least)), slots=100)
         before = solve_variants(variants, prepared.options, request).summary
-        solved = solve_variants(variants, prepared.options, PlanRequest(**{**vars(request), "cut_seconds": 10.0}))
+        with bounds_as_proven() as bounds:
+            solved = solve_variants(variants, prepared.options, replace(request, cut_seconds=10.0))
         after = solved.summary
         prepared.judge(solved, request.device_budget_bytes)
         assert (before.bound_s, before.bound_kind, before.bound_cuts) == (0.0, "", ())
         assert after.lower_bound_s <= after.bound_s * SAME
-        assert after.bound_s <= after.step_time_s <= before.step_time_s
+        assert after.step_time_s <= before.step_time_s
+        plans = [after, *(p.summary for p in _plans(prepared, request.device_budget_bytes))]
+        assert bounds
+        assert max(bounds) <= min(plan.step_time_s for plan in plans) * SAME
+        assert after.bound_s == pytest.approx(min(bounds), rel=1e-12)
         assert after.gap == pytest.approx(1 - after.bound_s / after.step_time_s)
         assert after.bound_kind == ("cuts" if after.bound_cuts else "once")
         methods.add(after.method)

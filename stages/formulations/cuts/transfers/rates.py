@@ -27,9 +27,9 @@ def computing(m: TransferModel) -> Constraints:
 
 
 def lanes(m: TransferModel) -> Constraints:
-    """Let a period have time for collectives, on their lane or in order: 2 t[N + 1] ≥ Σ_n Σ_i time(n) run[n, i]."""
+    """Let a period have time for all collectives, one after another: t[N + 1] ≥ Σ_n Σ_i time(n) run[n, i]."""
     if m.total is not None:
-        yield "both", 2 * m.clock[-1] >= m.time_of(range(len(m.step.nodes)))
+        yield "collectives", m.clock[-1] >= m.time_of(n.node for n in m.step.nodes if n.collective)
 
 
 def cpu_time(m: TransferModel) -> Constraints:

@@ -110,6 +110,7 @@ class _Solve:
         self._start: dict[str, float] = {}
         self._objective, self._bound = math.inf, -math.inf  # of the programs, in their unit
         self._spent_s = 0.0
+        self._linear: OIlp | None = None
 
     def answer(self, *, integers: bool) -> OIlpAnswer:
         """Return the best answer found.
@@ -126,7 +127,7 @@ class _Solve:
             status = self._whole(whole)
             if status in ("infeasible", "optimal"):
                 return self._result(status)
-        relaxed = build(self._problem, replace(self._limits, relaxed=True))
+        relaxed = self._relaxed()
         status = self._try(relaxed, whole=True, answers=linear)
         if status == "infeasible" or linear:
             return self._result(status)
@@ -161,11 +162,23 @@ class _Solve:
             if not self._is_good():
                 self._round(options)
 
+    def _relaxed(self, options: Sequence[int] | None = None) -> OIlp:
+        """Return the relaxation, with the options of blocks where they are given; it is built once.
+
+        Where `limits` has options, rows of the program fix them.
+        """
+        if self._linear is None:
+            self._linear = build(self._problem, replace(self._limits, relaxed=True))
+        for i, comp in enumerate(self._linear.comp):
+            for o, variable in enumerate(comp):
+                variable.upBound = 1 if options is None or o == options[i] else 0
+        return self._linear
+
     def _lean(self) -> OIlp:
-        return build(self._problem, replace(self._limits, options=_leanest(self._problem), relaxed=True))
+        return self._relaxed(_leanest(self._problem))
 
     def _round(self, options: Sequence[int]) -> None:
-        self._try(build(self._problem, replace(self._limits, options=tuple(options), relaxed=True)), whole=False)
+        self._try(self._relaxed(options), whole=False)
 
     def _integers(self, shares: Sequence[Sequence[float]] = ()) -> OIlp:
         """Build the program with integers: with all options, or with those of the best answer and of the shares."""

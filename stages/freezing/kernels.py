@@ -1,26 +1,25 @@
-"""Finds for which units the weight of a product trains, whose kernels PyTorch chooses by that."""
+"""Finds for which units the operators train whose kernels PyTorch chooses by what trains."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import or_
 
+from stowage.stages.ir.by_training import BY_TRAINING, deciders_of
 from stowage.stages.ir.collectives import GATHER
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.units import ALWAYS, Unit, bits_of
 
-PRODUCTS = frozenset({"stowage.matmul.default", "stowage.matmul_input_gradient.default"})
-"""Operators whose second argument is the weight, and whose last says whether it trains."""
-
 
 def trained_guards(trace: TraceTables, units: Sequence[Unit]) -> Mapping[int, int]:
-    """Return the guard of the weight of each product, by call."""
+    """Return the guard of the parameters that decide in each call of such an operator."""
     of = bits_of(units)
     found = {}
     for call in trace.calls:
-        if call.target in PRODUCTS:
-            weight = json.loads(call.arguments)["args"][1]["value"]
-            found[call.call] = of.get(_parameter(trace, weight), ALWAYS)
+        if call.target in BY_TRAINING:
+            guards = [of.get(_parameter(trace, value), ALWAYS) for value in deciders_of(call.arguments)]
+            found[call.call] = reduce(or_, guards)
     return found
 
 
