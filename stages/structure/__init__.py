@@ -2,6 +2,7 @@
 
 - `kinds.py`: which classes are looked into, and what the parts of an object are.
 - `containers.py`: what lists, sets and dictionaries hold, read and restored by none of a subclass's code.
+- `memory.py`: what arrays, buffers and generators hold in memory of their own, taken and put back.
 - `parts.py`: every tensor and plain value of a batch, each with the Python expression that reaches it.
 - `values.py`: a plain value as text.
 - `code.py`: what classes, functions and modules can keep things in.

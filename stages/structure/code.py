@@ -36,6 +36,14 @@ def is_foreign(item: Any) -> bool:
     return of_foreign_package(name) or name.partition(".")[0] in sys.stdlib_module_names or name == "builtins"
 
 
+def is_made(item: Any) -> bool:
+    """Say whether something is a module that the user's program made, without a file."""
+    if not issubclass(type(item), types.ModuleType):
+        return False
+    name = vars(item).get("__name__")
+    return "__file__" not in vars(item) and name != "__main__" and sys.modules.get(str(name)) is not item
+
+
 def of_foreign_package(module: str | None) -> bool:
     """Say whether a module, by its name, is of such a package."""
     return (module or "").partition(".")[0] in _FOREIGN

@@ -36,7 +36,7 @@ def builtin_of(container: Any) -> Any:
 def contents(container: Any) -> list[Any]:
     """Return the members of a container, pairs of key and value for a dictionary."""
     kind = builtin_of(container)
-    return list(dict.items(container) if kind in _MAPPINGS else kind.__iter__(container))
+    return list(kind.items(container) if kind in _MAPPINGS else kind.__iter__(container))
 
 
 def item_of(container: Any, key: Any) -> Any:

@@ -17,6 +17,8 @@
 - `values_looked_at.py`: properties of masks and positions that choose kernels, as part of the batch's signature.
 - `executed.py`: which Python code ran.
 - `reach.py`: what that code can have read outside of the batch.
+- `standard.py`: what Python's own objects hold.
+- `ways.py`: how a part of an object is reached and read again.
 - `surroundings.py`: where such values are, and reading them again.
 - `autocast.py`: switching autocast off.
 - `guard.py`: errors of the user's code in one sentence.

@@ -38,10 +38,12 @@ class Executed:
 
     Attributes:
         names: names of attributes, arguments and variables, and strings that may be keys or names of attributes.
+        standard_names: names in code of Python's own library, which reads attributes of its own objects.
         globals: module name of user code -> its dictionary of globals, and the names in it that the code mentions.
     """
 
     names: set[str] = field(default_factory=set)
+    standard_names: set[str] = field(default_factory=set)
     globals: dict[str, tuple[dict[str, Any], set[str]]] = field(default_factory=dict)
     _codes: dict[int, CodeType] = field(default_factory=dict)
     _modules: dict[str, ModuleType] = field(default_factory=dict)
@@ -52,6 +54,8 @@ class Executed:
             return
         self._codes[id(code)] = code  # kept, so that no other gets its identity
         if _reads_nothing_of_users(code.co_filename):
+            if code.co_filename.startswith(STANDARD) and not is_packaged(code.co_filename):
+                self.standard_names.update(code.co_names)
             return
         self.names.update(code.co_names, code.co_varnames, code.co_freevars, _strings(code.co_consts))
         if not is_installed(code.co_filename):

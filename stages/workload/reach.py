@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import array
-import contextvars
-import ctypes
 import functools
 import inspect
 import sys
 import types
-import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from stowage.stages.structure.containers import contents, item_of, length_of
+from stowage.stages.structure.containers import contents, length_of
 from stowage.stages.structure.installed import is_installed
-from stowage.stages.structure.kinds import attributes, attributes_of, dict_of, is_of, kind_of, slots_of
+from stowage.stages.structure.kinds import dict_of, is_of, kind_of
 from stowage.stages.structure.values import value_text
+from stowage.stages.workload import ways
 from stowage.stages.workload.executed import Executed
 from stowage.stages.workload.signature import module_rows, tensor_form
-from stowage.stages.workload.surroundings import MISSING, Look, Read, SurroundingPlace, Surroundings
+from stowage.stages.workload.standard import held, is_standard, kept, look_of, plain_value
+from stowage.stages.workload.surroundings import MISSING, Look, SurroundingPlace, Surroundings
+from stowage.stages.workload.ways import Way
 
 LIMIT = 20_000
 """The most objects that are visited; objects further from the roots are ignored."""
@@ -69,14 +68,6 @@ def watch(
     return Surroundings(reach.roots, *reach.leading_somewhere())
 
 
-class _Way(NamedTuple):
-    """Says how something is reached from its owner."""
-
-    item: Any
-    path: str
-    read: Read
-
-
 class Reach:
     """A breadth-first walk.
 
@@ -96,13 +87,13 @@ class Reach:
         self._covered: set[int] = set()
         self._own = {id(item) for item in (*known, *own)}
         self._seen: dict[int, Any] = {}
-        self._queue: deque[tuple[int, int, _Way, bool]] = deque()
-        self._begin: list[tuple[int, _Way, bool]] = []
+        self._queue: deque[tuple[int, int, Way, bool]] = deque()
+        self._begin: list[tuple[int, Way, bool]] = []
 
     def root(self, name: str, item: Any) -> None:
         """Begin at this object."""
         self.roots.append(item)
-        self._begin.append((len(self.roots) - 1, _Way(item, name, _itself), True))
+        self._begin.append((len(self.roots) - 1, Way(item, name, ways.itself), True))
 
     def scope(self, module: str, scope: dict[str, Any], names: set[str]) -> None:
         """Begin at the globals of user code that the code mentions."""
@@ -110,7 +101,7 @@ class Reach:
         position = len(self.roots) - 1
         for name in sorted(names):
             if name in scope:
-                self._begin.append((position, _Way(scope[name], f"{module}.{name}", _item(name)), False))
+                self._begin.append((position, Way(scope[name], f"{module}.{name}", ways.item_with(name)), False))
 
     def run(self) -> None:
         """Walk until nothing is left or the limit is reached."""
@@ -135,86 +126,96 @@ class Reach:
                 kept.append(place._replace(owner=number_of[place.owner]))
         return kept, {path: (number_of[position], tensor) for path, (position, tensor) in self.tensors.items()}
 
-    def _add(self, owner: int, way: _Way, look: Look | None) -> int:
+    def _add(self, owner: int, way: Way, look: Look | None) -> int:
         self.places.append(SurroundingPlace(way.path, owner, way.read, look))
         return len(self.roots) + len(self.places) - 1
 
-    def _follow(self, owner: int, way: _Way, depth: int, look: Look | None, ways: Iterator[_Way]) -> None:
+    def _follow(self, owner: int, way: Way, depth: int, look: Look | None, further: Iterable[Way]) -> None:
         """Add a place and queue the parts behind it."""
         position = self._add(owner, way, look)
         if depth < DEPTH:
-            self._queue.extend((position, depth + 1, further, False) for further in ways)
+            self._queue.extend((position, depth + 1, each, False) for each in further)
 
-    def _visit(self, owner: int, depth: int, way: _Way, root: bool) -> None:
+    def _visit(self, owner: int, depth: int, way: Way, root: bool) -> None:
         item = way.item
         if item is MISSING:
-            self._add(owner, way, _itself)
+            self._add(owner, way, ways.itself)
             return
         kind = kind_of(type(item))
         if id(item) in self._own:
             return
         if kind == "plain" or is_of(item, np.generic):
-            if kind == "plain" and (is_of(item, (str, bytes)) and len(item) > ELEMENTS):
-                return
-            self._add(owner, way, _itself)
+            if not (is_of(item, (str, bytes)) and len(item) > ELEMENTS):
+                self._add(owner, way, ways.itself)
             return
         if id(item) in self._seen:
-            self._add(owner, way, functools.partial(_is, item))
-            return
-        if kind == "tensor":
-            self._seen[id(item)] = item
-            self.tensors[way.path] = (self._add(owner, way, tensor_form), item)
+            self._add(owner, way, functools.partial(ways.is_known, item))
             return
         if kind == "array":
-            self._add(owner, way, value_text if item.size <= ELEMENTS else _form_of_array)
+            self._add(owner, way, value_text if item.size <= ELEMENTS else ways.form_of_array)
             return
         self._seen[id(item)] = item
-        if kind in ("mapping", "sequence", "set"):
+        if kind == "tensor":
+            self.tensors[way.path] = (self._add(owner, way, tensor_form), item)
+        elif kind in ("mapping", "sequence", "set"):
             self._container(owner, way, depth)
         elif is_of(item, nn.Module):
             self._module(owner, way, depth)
-        elif is_of(item, types.FunctionType):
-            if root or self._ran.ran(item.__code__) or not is_installed(item.__code__.co_filename):
-                self._follow(owner, way, depth, _code, self._behind_function(way, root))
-        elif is_of(item, (types.MethodType, functools.partial)):
-            self._follow(owner, way, depth, None, _behind_callable(way))
-        elif is_of(item, types.ModuleType):
-            if _is_users_module(item):
-                self._follow(owner, way, depth, None, self._named(way, vars(item), _attribute_of_dict))
-        elif is_of(item, type):
-            if _of_user(item):
-                self._follow(owner, way, depth, None, self._behind_class(item, way.path))
-        elif is_of(item, tuple(_INSIDE)):
-            read = next(read for holder, read in _INSIDE.items() if is_of(item, holder))
-            self._follow(owner, way, depth, None, iter([_Way(read(item), way.path, read)]))
-        elif kind == "object":
-            self._follow(owner, way, depth, type, self._behind_object(way))
+        elif is_of(item, types.FunctionType) and (root or self._is_relevant(item)):
+            self._follow(owner, way, depth, ways.code, self._behind_function(way, root))
+        elif is_of(item, types.ModuleType) and _is_users_module(item):
+            self._follow(owner, way, depth, None, ways.named(way, vars(item), self._ran.names))
+        elif is_of(item, type) and _of_user(item):
+            self._follow(owner, way, depth, None, self._behind_class(item, way.path))
+        else:
+            self._object(owner, way, depth)
 
-    def _container(self, owner: int, way: _Way, depth: int) -> None:
+    def _is_relevant(self, function: types.FunctionType) -> bool:
+        return self._ran.ran(function.__code__) or not is_installed(function.__code__.co_filename)
+
+    def _object(self, owner: int, way: Way, depth: int) -> None:
+        item, cls = way.item, type(way.item)
+        if is_of(item, _NAMED) or _is_opaque(cls):
+            self._add(owner, way, functools.partial(ways.is_known, item))
+        elif (further := held(way)) is not None:
+            self._follow(owner, way, depth, None, further)
+        elif (look := look_of(item)) is not None:
+            self._add(owner, way, look)
+        elif is_standard(cls):
+            self._follow(owner, way, depth, type, kept(way, self._ran.names | self._ran.standard_names))
+        elif kind_of(cls) == "object":
+            self._follow(owner, way, depth, plain_value(item) or type, self._behind_object(way))
+
+    def _container(self, owner: int, way: Way, depth: int) -> None:
         item, members = way.item, contents(way.item)
         mapping = is_of(item, dict)
         plain = [kind_of(type(value)) == "plain" for value in ([v for _, v in members] if mapping else members)]
         if is_of(item, (set, frozenset)):
-            if all(plain) and len(plain) <= ELEMENTS:
-                self._add(owner, way, _members)
+            if len(plain) <= ELEMENTS:
+                self._add(owner, way, ways.members if all(plain) else ways.identities)
             return
         if not mapping and len(plain) > SEPARATE and all(plain):
-            self._add(owner, way, _values if len(plain) <= ELEMENTS else length_of)
+            self._add(owner, way, ways.values if len(plain) <= ELEMENTS else length_of)
             return
         few = len(plain) <= ITEMS
+        further: Iterable[Way]
         if mapping:
-            ways = (
-                _Way(value, f"{way.path}[{key!r}]", _item(key))
-                for key, value in members
-                if (few and kind_of(type(key)) == "plain") or (is_of(key, str) and key in self._ran.names)
-            )
+            further = self._entries(way, members, few)
         else:
-            ways = (_Way(value, f"{way.path}[{n}]", _item(n)) for n, value in enumerate(members[:ITEMS]))
-        self._follow(owner, way, depth, _type_and_length if few else None, ways)
+            further = (Way(value, f"{way.path}[{n}]", ways.item_with(n)) for n, value in enumerate(members[:ITEMS]))
+        self._follow(owner, way, depth, ways.outline if few else None, further)
         if type(item).__module__ not in ("builtins", "collections"):
             self._follow(owner, way, depth, None, self._behind_object(way))
 
-    def _module(self, owner: int, way: _Way, depth: int) -> None:
+    def _entries(self, way: Way, members: list[Any], few: bool) -> Iterator[Way]:
+        for number, (key, value) in enumerate(members):
+            if kind_of(type(key)) == "plain":
+                if few or (is_of(key, str) and key in self._ran.names):
+                    yield Way(value, f"{way.path}[{key!r}]", ways.item_with(key))
+            elif few:
+                yield Way(value, f"{way.path}[key {number}]", ways.value_at(number))
+
+    def _module(self, owner: int, way: Way, depth: int) -> None:
         """Visit a module: inside the model only what is no plain attribute, elsewhere everything."""
         module: nn.Module = way.item
         if id(module) in self._inside:
@@ -224,53 +225,52 @@ class Reach:
             self._covered.update(id(part) for part in module.modules())
             self._follow(owner, way, depth, look, self._behind_module(way, inside=False))
 
-    def _behind_module(self, way: _Way, *, inside: bool) -> Iterator[_Way]:
+    def _behind_module(self, way: Way, *, inside: bool) -> Iterator[Way]:
         state = way.item.__dict__
         for name, value in tuple(state.items()):
             if name not in _PARTS_OF_MODULES and kind_of(type(value)) != "plain" and name in self._ran.names:
-                yield _Way(value, f"{way.path}.{name}", _attribute_of_dict(name))
+                yield Way(value, f"{way.path}.{name}", ways.attribute(name))
         for table in ("_modules",) if inside else ("_parameters", "_buffers", "_modules"):
             for name, value in tuple(state[table].items()):
                 if value is not None:
-                    yield _Way(value, f"{way.path}.{name}", _in_table(table, name))
+                    yield Way(value, f"{way.path}.{name}", ways.in_table(table, name))
         yield from self._behind_classes(way)
 
-    def _behind_object(self, way: _Way) -> Iterator[_Way]:
-        slots = dict(slots_of(type(way.item)))
-        for name, value in attributes(way.item):
-            if name in self._ran.names:
-                read = _slot(slots[name], type(way.item)) if name in slots else _attribute_of_dict(name)
-                yield _Way(value, f"{way.path}.{name}", read)
+    def _behind_object(self, way: Way) -> Iterator[Way]:
+        yield from kept(way, self._names_of(type(way.item)))
         yield from self._behind_classes(way)
         own = dict_of(way.item)
         if own is not None:
             for name in sorted({n for cls in type(way.item).__mro__ if _of_user(cls) for n in cls.__dict__}):
                 if name in self._ran.names and name not in own:  # if it is set later, it hides the class's
-                    yield _Way(MISSING, f"{way.path}.{name}", _attribute_or_none(name))
+                    yield Way(MISSING, f"{way.path}.{name}", ways.attribute_or_none(name))
 
-    def _behind_classes(self, way: _Way) -> Iterator[_Way]:
+    def _names_of(self, cls: type) -> set[str]:
+        """Return which attributes can have been read; those of Python's own classes were also read by their code."""
+        derived = any(map(is_standard, cls.__mro__))
+        return self._ran.names | self._ran.standard_names if derived else self._ran.names
+
+    def _behind_classes(self, way: Way) -> Iterator[Way]:
         """Yield an object's classes: their attributes are read where the object has none of that name."""
         for cls in type(way.item).__mro__:
             if _of_user(cls) and id(cls) not in self._seen:
-                yield _Way(cls, _path_of(cls), functools.partial(_base, cls))
+                yield Way(cls, _path_of(cls), functools.partial(ways.base, cls))
 
-    def _behind_class(self, cls: type, path: str) -> Iterator[_Way]:
+    def _behind_class(self, cls: type, path: str) -> Iterator[Way]:
         for name, value in tuple(cls.__dict__.items()):
-            function = inspect.unwrap(value) if isinstance(value, types.FunctionType) else value
-            ran = isinstance(function, types.FunctionType) and self._ran.ran(function.__code__)  # PyTorch calls forward
-            special = name.startswith("__") and name.endswith("__") and name != "__call__"
-            if special or not (ran or name in self._ran.names):
-                continue
-            if isinstance(function, types.FunctionType) and not (function.__closure__ or function.__defaults__):
-                continue
-            if isinstance(value, (property, classmethod, staticmethod, types.MemberDescriptorType)):
-                continue
-            yield _Way(value, f"{path}.{name}", _attribute_of_dict(name))
+            function = _function_behind(value)
+            if is_of(function, types.FunctionType):
+                leads = self._ran.ran(function.__code__)  # whoever calls it: PyTorch calls forward, Python __getattr__
+            else:
+                special = name.startswith("__") and name.endswith("__")
+                leads = name in self._ran.names and not special and not is_of(value, types.MemberDescriptorType)
+            if leads:
+                yield Way(value, f"{path}.{name}", ways.attribute(name))
         for base in cls.__bases__:
             if _of_user(base):
-                yield _Way(base, _path_of(base), functools.partial(_base, base))
+                yield Way(base, _path_of(base), functools.partial(ways.base, base))
 
-    def _behind_function(self, way: _Way, root: bool) -> Iterator[_Way]:
+    def _behind_function(self, way: Way, root: bool) -> Iterator[Way]:
         function: types.FunctionType = way.item
         if not root and not self._ran.ran(function.__code__):
             return
@@ -279,20 +279,16 @@ class Reach:
                 content = cell.cell_contents
             except ValueError:  # not set yet
                 continue
-            yield _Way(content, f"{way.path}.{name}", functools.partial(_cell, number))
+            yield Way(content, f"{way.path}.{name}", ways.cell(number))
         arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
         defaults = function.__defaults__ or ()
         for number, (name, value) in enumerate(zip(arguments[len(arguments) - len(defaults) :], defaults)):
-            yield _Way(value, f"{way.path}.{name}", functools.partial(_default, number))
+            yield Way(value, f"{way.path}.{name}", ways.default(number))
         for name, value in (function.__kwdefaults__ or {}).items():
-            yield _Way(value, f"{way.path}.{name}", functools.partial(_keyword_default, name))
+            yield Way(value, f"{way.path}.{name}", ways.keyword_default(name))
         for name, value in function.__dict__.items():
             if name in self._ran.names or name == "__wrapped__":
-                yield _Way(value, f"{way.path}.{name}", _attribute_of_dict(name))
-
-    def _named(self, way: _Way, state: Mapping[str, Any], read: Any) -> Iterator[_Way]:
-        for name in sorted(self._ran.names & state.keys()):
-            yield _Way(state[name], f"{way.path}.{name}", read(name))
+                yield Way(value, f"{way.path}.{name}", ways.attribute(name))
 
 
 def _of_user(cls: type) -> bool:
@@ -316,105 +312,33 @@ def _path_of(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _behind_callable(way: _Way) -> Iterator[_Way]:
-    item = way.item
-    if is_of(item, types.MethodType):
-        yield _Way(item.__self__, way.path, _own_self)
-        yield _Way(item.__func__, f"{way.path}()", _own_function)
-        return
-    yield _Way(item.func, way.path, lambda p: p.func)
-    for number, value in enumerate(item.args):
-        yield _Way(value, f"{way.path}.args[{number}]", functools.partial(_partial_argument, number))
-    for name, value in item.keywords.items():
-        yield _Way(value, f"{way.path}.{name}", functools.partial(_partial_keyword, name))
+def _is_opaque(cls: type) -> bool:
+    """Say whether a package wrote a class in another language, so that nothing shows what its objects hold."""
+    if kind_of(cls) != "closed":
+        return False
+    package = cls.__module__.partition(".")[0]
+    if package == "builtins":  # where classes of packages are that do not say whose they are
+        return bool(cls.__flags__ & _MADE_AT_RUN_TIME)
+    return package not in sys.stdlib_module_names and package not in ("torch", "numpy")
 
 
-_INSIDE: dict[type, Read] = {
-    contextvars.ContextVar: lambda variable: variable.get(MISSING),
-    weakref.ref: lambda reference: reference(),
-    types.MappingProxyType: dict,
-    array.array: lambda numbers: (numbers.typecode, numbers.tobytes()),
-    bytearray: bytes,
-    ctypes._SimpleCData: lambda data: data.value,
-}
-"""What Python's own objects hold that are neither containers nor have attributes."""
+def _function_behind(value: Any) -> Any:
+    """Return the function that an attribute of a class calls: a method's, a property's, a cached one's."""
+    for _ in range(DEPTH):
+        name = next((name for kinds, name in _WRAPPED if is_of(value, kinds)), None)
+        if name is None:
+            return inspect.unwrap(value) if is_of(value, types.FunctionType) else value
+        value = getattr(value, name, None)
+    return None
 
 
-def _itself(item: Any) -> Any:
-    return item
-
-
-def _is(known: Any, item: Any) -> bool:
-    return item is known
-
-
-def _base(cls: type, item: Any) -> type:
-    return cls
-
-
-def _code(item: Any) -> Any:
-    return item.__code__
-
-
-def _type_and_length(item: Any) -> tuple[type, int]:
-    return type(item), length_of(item)
-
-
-def _values(item: Any) -> tuple[Any, ...]:
-    return tuple(contents(item))
-
-
-def _members(item: Any) -> frozenset[Any]:
-    return frozenset(contents(item))
-
-
-def _form_of_array(item: Any) -> Any:
-    return str(item.dtype), item.shape
-
-
-def _item(key: Any) -> Read:
-    return lambda owner: item_of(owner, key)
-
-
-def _attribute_of_dict(name: str) -> Read:
-    return lambda owner: attributes_of(owner)[name]
-
-
-def _attribute_or_none(name: str) -> Read:
-    return lambda owner: attributes_of(owner).get(name, MISSING)
-
-
-def _slot(slot: Any, cls: type) -> Read:
-    return lambda owner: slot.__get__(owner, cls)
-
-
-def _in_table(table: str, name: str) -> Read:
-    return lambda owner: owner.__dict__[table][name]
-
-
-def _cell(number: int, function: Any) -> Any:
-    return function.__closure__[number].cell_contents
-
-
-def _default(number: int, function: Any) -> Any:
-    return function.__defaults__[number]
-
-
-def _keyword_default(name: str, function: Any) -> Any:
-    return function.__kwdefaults__[name]
-
-
-def _own_self(method: Any) -> Any:
-    return method.__self__
-
-
-def _own_function(method: Any) -> Any:
-    return method.__func__
-
-
-def _partial_argument(number: int, item: Any) -> Any:
-    return item.args[number]
-
-
-def _partial_keyword(name: str, item: Any) -> Any:
-    return item.keywords[name]
+_NAMED = (types.FunctionType, types.ModuleType, type)
+"""What is not followed where Python or a package has it: another is another."""
+_MADE_AT_RUN_TIME = 1 << 9
+"""A flag of CPython's classes that are not part of Python itself."""
+_WRAPPED: tuple[tuple[Any, str], ...] = (
+    (property, "fget"),
+    ((staticmethod, classmethod), "__func__"),
+    ((functools.cached_property, functools.partialmethod, functools.partial), "func"),
+    (type(functools.lru_cache(_path_of)), "__wrapped__"),
+)

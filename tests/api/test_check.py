@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 import functools
 import itertools
 import os
 import random
+import sqlite3
 import threading
 from collections.abc import Callable
-from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,26 +62,24 @@ class Hidden:
 
     def __init__(self, kind: str, folder: Path) -> None:
         self.kind, self.path = kind, str(folder / "scale.txt")
-        self.variable: ContextVar[float] = ContextVar("scale")
-        self.number = ctypes.c_double()
-        self.memory = np.zeros(1)
+        self.database = sqlite3.connect(":memory:")
+        self.database.execute("CREATE TABLE scales (value REAL)")
         self.set(1.0)
 
     def set(self, value: float) -> None:
         os.environ["STOWAGE_TEST_SCALE"] = str(value)
         Path(self.path).write_text(str(value))
-        self.variable.set(value)
-        self.number.value = value
+        self.database.execute("DELETE FROM scales")
+        self.database.execute("INSERT INTO scales VALUES (?)", (value,))
         _scale.cache_clear()
         os.environ["STOWAGE_TEST_CACHED"] = str(value)
 
     def reader(self) -> Callable[[], float]:
-        path, variable, number = self.path, self.variable, self.number
+        path, database = self.path, self.database
         readers: dict[str, Callable[[], float]] = {
             "environment": lambda: float(os.environ["STOWAGE_TEST_SCALE"]),
             "file": lambda: float(Path(path).read_text()),
-            "context": variable.get,
-            "ctypes": lambda: number.value,
+            "database": lambda: database.execute("SELECT value FROM scales").fetchone()[0],
             "cache": lambda: _scale(),
         }
         return readers[self.kind]
@@ -93,7 +90,7 @@ def _scale() -> float:
     return float(os.environ["STOWAGE_TEST_CACHED"])
 
 
-KINDS = ["environment", "file", "context", "ctypes", "cache"]
+KINDS = ["environment", "file", "database", "cache"]
 
 
 def scaled_loss(read: Callable[[], float]) -> Callable[[Any, Any], torch.Tensor]:
@@ -161,7 +158,7 @@ def test_always_catches_at_once_and_never_does_not(quick: Fit, tmp_path: Path) -
 
 
 def test_forget_plans_anew(quick: Fit, tmp_path: Path) -> None:
-    hidden = Hidden("ctypes", tmp_path)
+    hidden = Hidden("database", tmp_path)
     loss, batch = scaled_loss(hidden.reader()), batch_of()
     step = quick(network(), batch, momentum, loss=loss, check="always")
     for scale in (1.0, 0.25, 4.0):
@@ -467,7 +464,7 @@ def test_an_update_that_differs_is_named(quick: Fit, monkeypatch: pytest.MonkeyP
 
 
 def test_evaluation_is_compared_too(quick: Fit, tmp_path: Path) -> None:
-    hidden = Hidden("context", tmp_path)
+    hidden = Hidden("database", tmp_path)
     read = hidden.reader()
     model, batch = network(), batch_of()
     step = quick(model, batch, momentum, loss=scaled_loss(lambda: 1.0))

@@ -8,7 +8,6 @@ tensors are not looked at.
 from __future__ import annotations
 
 import functools
-import random
 import sys
 import threading
 import types
@@ -21,9 +20,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from stowage.stages.structure.code import in_module, names_in, parts_of_class, stored_globals
+from stowage.stages.structure.code import in_module, is_made, names_in, parts_of_class, stored_globals
 from stowage.stages.structure.containers import CHANGEABLE, contents, put_back
 from stowage.stages.structure.kinds import UNSET, dict_of, in_slot, is_of, set_slot, slots_of
+from stowage.stages.structure.memory import Memory, memory_of
 
 _MISSING = UNSET
 
@@ -38,16 +38,7 @@ _LIBRARIES = frozenset(
     | sys.stdlib_module_names
 )
 _FOLLOWED_ANYWAY = (types.SimpleNamespace, threading.local)
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), range, slice, torch.Tensor, np.ndarray)
-_GENERATORS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
-    random.Random: (lambda g: g.getstate(), lambda g, state: g.setstate(state)),
-    np.random.RandomState: (lambda g: g.get_state(), lambda g, state: g.set_state(state)),
-    np.random.Generator: (
-        lambda g: g.bit_generator.state,
-        lambda g, state: setattr(g.bit_generator, "state", state),
-    ),
-    torch.Generator: (lambda g: g.get_state(), lambda g, state: g.set_state(state)),
-}
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), range, slice, torch.Tensor, np.generic)
 
 
 class PythonState:
@@ -83,13 +74,13 @@ class PythonState:
             self._follow((item.__self__, item.__func__))
         elif issubclass(kind, partial):
             self._follow((item.func, item.args, item.keywords, dict_of(item)))
-        elif issubclass(kind, tuple(_GENERATORS)):
-            self._keep_generator(item)
+        elif (memory := memory_of(item)) is not None:
+            self._keep_memory(item, memory)
         elif issubclass(kind, type):
             self._keep_class(item)
         elif kind is functools._lru_cache_wrapper:  # what it keeps is what it would compute again
             self._follow((item.__wrapped__,))
-        elif issubclass(kind, (nn.Module, *_FOLLOWED_ANYWAY)) or not _of_a_library(kind):
+        elif issubclass(kind, (nn.Module, *_FOLLOWED_ANYWAY)) or is_made(item) or not _of_a_library(kind):
             self._keep_object(item)
 
     def _follow(self, items: Iterable[Any]) -> None:
@@ -121,7 +112,7 @@ class PythonState:
 
     def _look_into(self, item: Any, names: frozenset[str]) -> None:
         """Follow what a function knows; of a module what its code mentions of it."""
-        if not is_of(item, types.ModuleType):
+        if not is_of(item, types.ModuleType) or is_made(item):
             self._follow((item,))
             return
         for held, way, before in in_module(item, names):
@@ -147,10 +138,10 @@ class PythonState:
             self._undo.append(partial(set_slot, held, slot, value))
             self._follow((value,))
 
-    def _keep_generator(self, held: Any) -> None:
-        take, put = next(found for kind, found in _GENERATORS.items() if is_of(held, kind))
-        before = take(held)
-        self._undo.append(lambda: put(held, before))
+    def _keep_memory(self, held: Any, memory: Memory) -> None:
+        before = memory.take(held)
+        if before is not None:
+            self._undo.append(lambda: memory.put(held, before))
 
     def _keep_tensor(self, held: torch.Tensor) -> None:
         if id(held) in self._seen:

@@ -20,6 +20,7 @@ from torch import nn
 
 from stowage.stages.ir.errors import TraceError
 from stowage.stages.structure import tensors_of
+from stowage.stages.structure.memory import is_generator
 from stowage.stages.trace.objects.effects import Effect, Left, Number, Place, kind_of, put
 from stowage.stages.trace.objects.preserve import Change, Snapshot
 from stowage.stages.workload.outputs import OutputForm
@@ -71,6 +72,8 @@ def see(snapshot: Snapshot, model: nn.Module) -> list[Seen]:
     modules = {id(module) for module in model.modules()}
     found: list[Seen] = []
     for change in changes:
+        if change.key is Change.MEMORY:
+            raise _in_memory(change, snapshot)
         if change.key == "data" and isinstance(change.holder, torch.Tensor):
             raise _replaced(change.holder, model)
         if id(change.holder) in hooks or change.key in HOOKS or isinstance(change.holder, torch.Tensor):
@@ -99,6 +102,19 @@ def _named(what: str) -> TraceError:
     return TraceError(
         f"{what} is replaced in forward, which a planned step would not repeat: change it in place "
         "(`with torch.no_grad(): parameter.copy_(...)`)."
+    )
+
+
+def _in_memory(change: Change, snapshot: Snapshot) -> TraceError:
+    what = f"the {type(change.holder).__name__} at {snapshot.way_to(change.holder)}"
+    if is_generator(change.holder):
+        return TraceError(
+            f"The step draws from {what}, whose state a plan does not keep: draw from PyTorch's global generator, or "
+            "before the step, and pass the numbers in the batch."
+        )
+    return TraceError(
+        f"The step changes {what}, which a planned step would not do again: keep a tensor, a number or a list there, "
+        "or change it before the step."
     )
 
 
@@ -251,8 +267,9 @@ def _in_order(effects: list[Effect]) -> tuple[Effect, ...]:
 
 def _unfollowed(seen: Seen) -> TraceError:
     return TraceError(
-        f"The step leaves something at {seen.place.name()} that it makes from a tensor's value in a way that cannot be "
-        "followed: leave the tensor itself, or the number that .item() gives."
+        f"The step leaves something at {seen.place.name()} that is another at each call in a way that cannot be "
+        "followed (from a tensor's value, the clock, a file): leave the tensor itself, or the number that .item() "
+        "gives."
     )
 
 

@@ -9,7 +9,7 @@ import re
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from stowage.stages.structure.code import (
     in_module,
     is_foreign,
     is_library,
+    is_made,
     names_in,
     of_foreign_package,
     parts_of_class,
@@ -27,6 +28,7 @@ from stowage.stages.structure.code import (
 )
 from stowage.stages.structure.containers import contents, item_of, put_back, same_members
 from stowage.stages.structure.kinds import UNSET, dict_of, in_slot, is_of, set_slot, slots_of
+from stowage.stages.structure.memory import Memory, memory_of
 from stowage.stages.trace.objects.caches import Cached, Caches
 
 MOST_OBJECTS = 50_000
@@ -39,8 +41,8 @@ MOST_CALLS = 3
 """How far the code of installed packages is followed: from a class to its methods, and to what those call."""
 
 _OPAQUE = (
-    types.ModuleType, types.BuiltinFunctionType, types.CodeType, torch.Tensor, np.ndarray, str, bytes, int, float,
-    complex, bool, type(None), torch.dtype, torch.device, torch.Generator, torch.Size,
+    types.ModuleType, types.BuiltinFunctionType, types.CodeType, torch.Tensor, str, bytes, int, float, complex, bool,
+    type(None), torch.dtype, torch.device, torch.Size,
 )  # fmt: skip
 _MISSING = UNSET
 
@@ -77,14 +79,29 @@ class PreserveWay(NamedTuple):
 
     def __str__(self) -> str:
         """Return the way as text, for people."""
-        names = [f".{w}" if k == "attribute" else f"[{w!r}]" if k == "item" else f" {_text(w)}" for k, w in self.steps]
-        text = type(self.root).__name__ + "".join(names)
+        text, item = type(self.root).__name__, self.root
+        for step in self.steps:
+            text += _text(item, step)
+            try:
+                item = _behind(item, step)
+            except (LookupError, AttributeError, TypeError, ValueError):
+                item = None
         return _TABLES.sub(r".\1", text).removesuffix("._buffers")
 
 
-def _text(which: Any) -> str:
-    """Return the text of a step's end; of one into a module the names alone."""
-    return ".".join([str(which[0][1]), *which[1:]]) if isinstance(which, tuple) else str(which)
+def _text(item: Any, step: Step) -> str:
+    """Return the text of one step; of one into a module the names alone."""
+    kind, which = step
+    if kind == "module":
+        return ".".join(["", str(which[0][1]), *which[1:]])
+    if kind == "cell" and is_of(item, types.FunctionType):
+        return f".{item.__code__.co_freevars[which]}"
+    if kind == "default" and is_of(item, types.FunctionType):
+        code = item.__code__
+        return f".{code.co_varnames[code.co_argcount - len(item.__defaults__ or ()) + which]}"
+    if kind == "item":
+        return f"[{which!r}]"
+    return "" if which == "__class__" else f".{which}"
 
 
 def _behind(item: Any, step: Step) -> Any:
@@ -108,7 +125,8 @@ class Change:
 
     Attributes:
         holder: the module, object, dictionary, list or cell.
-        key: the attribute, key or position; None for a list or set whose members are not the same.
+        key: the attribute, key or position; None for a list or set whose members are not the same; `Change.MEMORY` for
+            what the holder keeps in memory of its own.
         old, new: what was there and is; `Change.MISSING` where nothing was or is.
     """
 
@@ -118,12 +136,14 @@ class Change:
     new: Any
 
     MISSING = _MISSING
+    MEMORY: ClassVar[Any] = object()
 
 
 class Snapshot:
     """References to everything that can be reached from some objects and be replaced: attributes, items, members.
 
-    Contents of tensors are not saved, since nothing that is traced changes them.
+    Memory of objects that are no tensors is saved too. Contents of tensors are not saved, since nothing that is traced
+    changes them.
     """
 
     def __init__(self, roots: Mapping[str, Any]) -> None:
@@ -133,6 +153,7 @@ class Snapshot:
         self._cells: dict[int, tuple[types.CellType, Any]] = {}
         self._classes: list[tuple[type, dict[str, Any]]] = []
         self._slots: list[tuple[Any, str, Any, Any]] = []
+        self._memories: list[tuple[Any, Memory, Any]] = []
         self._caches = Caches()
         self._globals: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = {}
         self._gradients: list[tuple[torch.Tensor, torch.Tensor | None]] = []
@@ -170,10 +191,13 @@ class Snapshot:
                 if item.is_leaf:
                     self._leaves.add(id(item))
             return
-        if is_of(item, _OPAQUE) or (is_of(item, type) and is_foreign(item)):
+        if (is_of(item, _OPAQUE) and not is_made(item)) or (is_of(item, type) and is_foreign(item)):
             return
         self._seen.add(id(item))
         self._keep.append(item)
+        if (memory := memory_of(item)) is not None and (content := memory.take(item)) is not None:
+            self._memories.append((item, memory, content))
+            return
         for step, part in self._look(item):
             self._via.setdefault(id(part), (item, step))
             yield part
@@ -213,7 +237,7 @@ class Snapshot:
             yield from ((("item", i), value) for i, value in enumerate(contents(item)))
         elif kind is Cached:
             self._caches.add(item)
-        if issubclass(kind, nn.Module) or not of_foreign_package(kind.__module__):
+        if issubclass(kind, (nn.Module, types.ModuleType)) or not of_foreign_package(kind.__module__):
             attributes = dict_of(item)
             if attributes is not None:
                 self._mappings.append((item, attributes, dict(attributes)))
@@ -248,7 +272,7 @@ class Snapshot:
 
     def _in_scope(self, function: types.FunctionType, step: Step, value: Any) -> Iterator[tuple[Step, Any]]:
         """Yield something that a function's code has a name for; of a module what the code mentions of it."""
-        if not is_of(value, types.ModuleType):
+        if not is_of(value, types.ModuleType) or is_made(value):
             yield step, value
             return
         for scope, names, content in in_module(value, names_in(function.__code__)):
@@ -290,6 +314,11 @@ class Snapshot:
             if tensor.untyped_storage()._cdata != old.untyped_storage()._cdata
         ]
         found += [Change(t, "grad", old, t.grad) for t, old in self._gradients if t.grad is not old]
+        found += [
+            Change(holder, Change.MEMORY, old, now)
+            for holder, memory, old in self._memories
+            if not memory.same(now := memory.take(holder), old)
+        ]
         return found
 
     def generators_moved(self) -> str:
@@ -325,6 +354,8 @@ class Snapshot:
                 holder[name] = old
                 if old is _MISSING:
                     del holder[name]
+        for holder, memory, old in self._memories:
+            memory.put(holder, old)
         self._caches.forget()
         for tensor, content in self._contents:
             if tensor.untyped_storage()._cdata != content.untyped_storage()._cdata:

@@ -1,0 +1,143 @@
+"""Takes and puts back what objects hold in memory of their own, where references show nothing of a change.
+
+These are arrays of NumPy and of Python, buffers, numbers of C, generators of random numbers and context variables.
+"""
+
+from __future__ import annotations
+
+import array
+import contextvars
+import ctypes
+import mmap
+import random
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+LARGEST = 1 << 24
+"""The most bytes of an object whose content is saved; a data set in memory is larger, and no step changes it."""
+
+_UNSET: Any = object()
+_PROCESS_WIDE: Any = random._inst  # type: ignore[attr-defined]
+
+
+_GENERATORS = (random.Random, np.random.RandomState, np.random.Generator, torch.Generator)
+
+
+class Memory(NamedTuple):
+    """How the memory of objects of one class is handled.
+
+    Attributes:
+        take: returns a copy of it; None where it is too large.
+        put: makes it what the copy says.
+        same: says whether two copies are equal.
+    """
+
+    take: Callable[[Any], Any]
+    put: Callable[[Any, Any], None]
+    same: Callable[[Any, Any], bool] = lambda one, other: bool(one == other)
+
+
+def memory_of(item: Any) -> Memory | None:
+    """Return how an object's memory is handled; None where it holds none, or all processes have it in common."""
+    if item is _PROCESS_WIDE:
+        return None
+    cls = type(item)
+    return next((memory for holder, memory in _MEMORIES.items() if issubclass(cls, holder)), None)
+
+
+def is_generator(item: Any) -> bool:
+    """Say whether an object draws random numbers."""
+    return issubclass(type(item), _GENERATORS)
+
+
+def _take_array(item: np.ndarray[Any, Any]) -> Any:
+    if isinstance(item, np.memmap) or item.nbytes > LARGEST:
+        return None
+    return np.array(item, subok=False)
+
+
+def _put_array(item: np.ndarray[Any, Any], before: Any) -> None:
+    if item.shape == before.shape and item.dtype == before.dtype and not _same_array(item, before):
+        np.copyto(item, before)
+
+
+def _same_array(one: Any, other: Any) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if one.dtype.hasobject:
+        return all(a is b for a, b in zip(one.ravel().tolist(), other.ravel().tolist()))
+    return bool(np.ascontiguousarray(one).tobytes() == np.ascontiguousarray(other).tobytes())
+
+
+def _take_sequence(item: Any) -> Any:
+    return item[:] if len(item) * getattr(item, "itemsize", 1) <= LARGEST else None
+
+
+def _put_sequence(item: Any, before: Any) -> None:
+    if item[:] != before:
+        item[:] = before
+
+
+def _take_view(item: memoryview) -> Any:
+    return item.tobytes() if item.nbytes <= LARGEST else None
+
+
+def _put_view(item: memoryview, before: bytes) -> None:
+    if not item.readonly and item.contiguous and item.tobytes() != before:
+        item.cast("B")[:] = before
+
+
+def _take_of_c(item: Any) -> Any:
+    return bytes(_bytes_of(item)) if ctypes.sizeof(item) <= LARGEST else None
+
+
+def _put_of_c(item: Any, before: bytes) -> None:
+    now = _bytes_of(item)
+    if bytes(now) != before:
+        now[:] = before
+
+
+def _bytes_of(item: Any) -> memoryview:
+    return memoryview((ctypes.c_char * ctypes.sizeof(item)).from_buffer(item)).cast("B")
+
+
+def _take_variable(variable: contextvars.ContextVar[Any]) -> Any:
+    try:
+        return variable.get()
+    except LookupError:  # it was never set, and has no default
+        return _UNSET
+
+
+def _put_variable(variable: contextvars.ContextVar[Any], before: Any) -> None:
+    if before is not _UNSET and variable.get(_UNSET) is not before:
+        variable.set(before)
+
+
+_ANY_SEQUENCE = Memory(_take_sequence, _put_sequence)
+_OF_C = Memory(_take_of_c, _put_of_c)
+_MEMORIES: dict[Any, Memory] = {
+    np.ndarray: Memory(_take_array, _put_array, _same_array),
+    bytearray: _ANY_SEQUENCE,
+    array.array: _ANY_SEQUENCE,
+    mmap.mmap: _ANY_SEQUENCE,
+    memoryview: Memory(_take_view, _put_view),
+    ctypes.py_object: Memory(lambda item: item.value, lambda item, before: setattr(item, "value", before)),
+    ctypes._SimpleCData: _OF_C,
+    ctypes.Array: _OF_C,
+    ctypes.Structure: _OF_C,
+    ctypes.Union: _OF_C,
+    contextvars.ContextVar: Memory(_take_variable, _put_variable, lambda one, other: one is other),
+    random.Random: Memory(lambda g: g.getstate(), lambda g, state: g.setstate(state)),
+    np.random.RandomState: Memory(
+        lambda g: g.get_state(), lambda g, state: g.set_state(state), lambda one, other: str(one) == str(other)
+    ),
+    np.random.Generator: Memory(
+        lambda g: g.bit_generator.state,
+        lambda g, state: setattr(g.bit_generator, "state", state),
+        lambda one, other: str(one) == str(other),
+    ),
+    torch.Generator: Memory(lambda g: g.get_state(), lambda g, state: g.set_state(state), torch.equal),
+}

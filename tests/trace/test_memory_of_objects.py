@@ -1,0 +1,127 @@
+"""A step that changes an array, a buffer or a generator of its own is refused, and they are as they were."""
+
+from __future__ import annotations
+
+import array
+import contextvars
+import ctypes
+import multiprocessing
+import random
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from stowage.flows import fit
+from stowage.stages.ir.errors import TraceError
+from stowage.stages.structure.memory import memory_of
+from tests.api.beside_plain import Script, adamw, mlp, rows, square, trains_equally
+
+
+class Pair(ctypes.Structure):
+    """Two numbers of C."""
+
+    _fields_ = (("first", ctypes.c_double), ("second", ctypes.c_double))
+
+
+VARIABLE: contextvars.ContextVar[int] = contextvars.ContextVar("counted", default=0)
+CASES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], str]] = {
+    "ndarray": (lambda: np.zeros(2), lambda a: a.__setitem__(0, a[0] + 1), "changes the ndarray"),
+    "view": (lambda: np.zeros((2, 2))[:, 0], lambda a: a.__iadd__(1), "changes the ndarray"),
+    "of objects": (lambda: np.array([None]), lambda a: a.__setitem__(0, []), "changes the ndarray"),
+    "array": (lambda: array.array("d", [0.0]), lambda a: a.append(1.0), "changes the array"),
+    "bytearray": (lambda: bytearray(2), lambda a: a.__setitem__(0, 1), "changes the bytearray"),
+    "memoryview": (lambda: memoryview(bytearray(2)), lambda a: a.__setitem__(0, 1), "changes the memoryview"),
+    "number of C": (lambda: ctypes.c_int(0), lambda a: setattr(a, "value", a.value + 1), "changes the c_int"),
+    "structure": (Pair, lambda a: setattr(a, "second", a.second + 1), "changes the Pair"),
+    "processes": (
+        lambda: multiprocessing.Value("d"), lambda a: setattr(a, "value", a.value + 1), "changes the c_double",
+    ),
+    "context": (lambda: VARIABLE, lambda a: a.set(a.get() + 1), "changes the ContextVar"),
+    "Random": (lambda: random.Random(0), lambda a: a.random(), "draws from the Random"),
+    "RandomState": (lambda: np.random.RandomState(0), lambda a: a.rand(), "draws from the RandomState"),
+    "Generator": (lambda: np.random.default_rng(0), lambda a: a.random(), "draws from the Generator"),
+}  # fmt: skip
+
+
+def content(held: Any) -> Any:
+    memory = memory_of(getattr(held, "_obj", held))
+    assert memory is not None
+    return memory.take(getattr(held, "_obj", held))
+
+
+def model_with(held: Any, do: Callable[[Any], Any]) -> nn.Module:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp()
+
+        def forward(self, x: torch.Tensor) -> Any:
+            do(held)
+            return self.net(x)
+
+    return Counting()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_refused_and_as_it_was(case: str, fit_stores: Path) -> None:
+    make, change, text = CASES[case]
+    held = make()
+    before = content(held)
+    model = model_with(held, change)
+    with pytest.raises(TraceError, match=rf"The step {text} at Counting\.forward\.held") as caught:
+        fit(model, rows(1)[0], adamw(model), device_budget="64MiB", loss=square, quick=True, cache_dir=fit_stores)
+    assert "\n" not in str(caught.value)
+    memory = memory_of(getattr(held, "_obj", held))
+    assert memory is not None
+    assert memory.same(content(held), before)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_put_back(case: str) -> None:
+    make, change, _ = CASES[case]
+    held = make()
+    item = getattr(held, "_obj", held)
+    memory = memory_of(item)
+    assert memory is not None
+    before = memory.take(item)
+    assert memory.same(memory.take(item), before)
+    change(held)
+    assert not memory.same(memory.take(item), before)
+    memory.put(item, before)
+    assert memory.same(memory.take(item), before)
+
+
+def test_what_is_changed_and_changed_back_is_no_change(fit_stores: Path) -> None:
+    held = np.zeros(2)
+
+    def there_and_back(a: Any) -> None:
+        a += 1
+        a -= 1
+        token = VARIABLE.set(5)
+        VARIABLE.reset(token)
+
+    def make() -> Script:
+        model = model_with(held, there_and_back)
+        return Script(model, adamw(model), square, rows())
+
+    trains_equally(make, "100%", cache_dir=fit_stores)
+
+
+def test_a_module_made_at_run_time_keeps_what_a_step_leaves_there(fit_stores: Path) -> None:
+    def make() -> Script:
+        kept = types.ModuleType("kept")
+        kept.calls = 0  # type: ignore[attr-defined]
+
+        def count(module: Any) -> None:
+            module.calls += 1
+
+        model = model_with(kept, count)
+        return Script(model, adamw(model), square, rows(), seen=lambda: kept.calls)
+
+    trains_equally(make, "100%", cache_dir=fit_stores)
