@@ -134,6 +134,8 @@ class Copies:
 
     def advance(self, until_s: float) -> None:
         """Advance to a time."""
+        if self._clock < until_s and not any(self._lanes):
+            self._clock += until_s - self._clock
         while self._clock < until_s:
             self._one_event(until_s)
 
@@ -185,17 +187,17 @@ class Copies:
 
     def _one_event(self, until_s: float) -> None:
         """Advance to the end of the next part, or to `until_s` if that is earlier."""
-        rates = self._rates()
-        going = [(lane, rate) for lane, rate in zip(self._lanes, rates) if lane]
         step = until_s - self._clock
-        for lane, rate in going:
-            first = lane[0]
-            if first.start_s != first.start_s:
-                first.start_s = self._clock
-            step = min(step, first.left / rate)
+        going: list[tuple[_Lane, _Part, float]] = []
+        for lane, rate in zip(self._lanes, self._rates()):
+            if lane:
+                first = lane[0]
+                if first.start_s != first.start_s:
+                    first.start_s = self._clock
+                step = min(step, first.left / rate)
+                going.append((lane, first, rate))
         self._clock += step
-        for lane, rate in going:
-            first = lane[0]
+        for lane, first, rate in going:
             first.left -= rate * step
             if first.left <= _ROUNDING:
                 lane.popleft()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from stowage.stages.ir.actions import ACTIONS
 from stowage.stages.ir.errors import STAGING, Occupant
@@ -15,7 +16,7 @@ from stowage.stages.ir.step import Step
 from stowage.stages.ir.trace import Storage
 from stowage.stages.simulate.copies import Copies
 from stowage.stages.simulate.lower_tier import NO_TIER, ReplayedTier
-from stowage.stages.simulate.replay import Replay
+from stowage.stages.simulate.replay import Replay, Row
 from stowage.stages.simulate.timing import Timing
 
 
@@ -24,7 +25,8 @@ class Outcome:
     """The result of a plan's replay.
 
     Attributes:
-        rows: the plan with predicted times and bytes.
+        untimed: the rows of the plan with predicted bytes.
+        times: when each begins and ends, in seconds.
         peak_bytes: highest device bytes, everything included.
         peak_row: the row at which it is reached.
         baseline_bytes: on the device between iterations: persistent storages, and gradients that wait.
@@ -39,7 +41,8 @@ class Outcome:
         wait_s: time that computing waits for copies.
     """
 
-    rows: list[PlanRow]
+    untimed: list[Row] = field(repr=False)
+    times: list[tuple[float, float]] = field(repr=False)
     peak_bytes: int
     peak_row: int
     baseline_bytes: int
@@ -53,6 +56,11 @@ class Outcome:
     reload_bytes: int = 0
     wait_s: float = 0.0
     disk_bytes: int = 0
+
+    @cached_property
+    def rows(self) -> list[PlanRow]:
+        """The plan with predicted times and bytes."""
+        return [row.timed(*times) for row, times in zip(self.untimed, self.times, strict=True)]
 
 
 def baseline_bytes(storages: Sequence[Storage]) -> int:
@@ -94,13 +102,13 @@ def replay_plan(
     replay.run()
     in_lower_tier, on_disk = replay.room_in_lower_tier(tier.host_room_bytes, tier.disk_room_bytes)
     timing = Timing(storages, nodes, replay.steps, Copies(tier.link, tier.disk), start, tier.cpu_update_s)
-    rows = [r.timed(*times) for r, times in zip(replay.rows, timing.times, strict=True)]
     moved = Counter[str]()
     for step in replay.steps:
         if ACTIONS[step.kind].transfers:
             moved[step.kind] += storages[step.storage].nbytes
     return Outcome(
-        rows=rows,
+        untimed=replay.rows,
+        times=timing.times,
         peak_bytes=replay.peak,
         peak_row=replay.peak_row,
         baseline_bytes=replay.base,

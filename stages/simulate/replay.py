@@ -264,10 +264,12 @@ class Replay:
         """Apply the rule of `compute`."""
         node = self.nodes[step.node]
         first = self.runs[node.node] == 0
-        for storage in [*node.reads, *node.mutates]:
-            if storage not in self.live or storage in self.reloading or storage in self.written:
+        live, reloading, written = self.live, self.reloading, self.written
+        for storage in (*node.reads, *node.mutates):
+            if storage not in live or storage in reloading or storage in written:
                 raise self.wrong(number, step, f"reads {self.storages[storage].name}, not in memory")
-        current = {s: self.version.get(s, 0) for s in node.reads if not self.temporary[s] and s not in node.mutates}
+        version, temporary, mutates = self.version, self.temporary, node.mutates
+        current = {s: version.get(s, 0) for s in node.reads if not temporary[s] and s not in mutates}
         if first:
             self.seen[node.node] = current
         elif self.seen[node.node] != current:
@@ -283,9 +285,9 @@ class Replay:
             if self.total_runs[node.node] > 1:
                 self.used += RANDOM_STATE_BYTES
         for storage in node.creates:
-            if storage in self.live:
+            if storage in live:
                 raise self.wrong(number, step, f"makes {self.storages[storage].name}, still in memory")
-            self.live.add(storage)
+            live.add(storage)
             self.copied.discard(storage)
             self.used += self.size[storage]
             if storage in self.made and node.phase == "forward":
@@ -314,7 +316,7 @@ class Replay:
 
     def _read_complete(self, number: int, step: Step, node: ComputeNode) -> None:
         """Check that a node reads waiting gradients with what the nodes before it add to them."""
-        for storage in node.reads:
+        for storage in node.reads if self.additions else ():
             before = [n for n in self.additions.get(storage, ()) if n < node.node]
             if len(before) > self.version.get(storage, 0) and storage not in node.mutates:
                 name = self.storages[storage].name

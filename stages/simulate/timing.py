@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from stowage.stages.ir.actions import ACTIONS, LaneName
+from stowage.stages.ir.actions import ACTIONS, Kind, LaneName
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.machine import TierState
 from stowage.stages.ir.step import Step
@@ -31,54 +31,52 @@ class Timing:
         for storage in sorted(start.reloading | start.offloading):
             self._copy("offload" if storage in start.offloading else "reload", storage, storages[storage].nbytes, 0.0)
         self._clock = 0.0
-        rounds = 2 if any(ACTIONS[s.kind].ends for s in steps) else 1
+        self._storages, self._nodes = storages, nodes
+        kinds = [ACTIONS[step.kind] for step in steps]
+        rounds = 2 if any(kind.ends for kind in kinds) else 1
         for _ in range(rounds):
             began = self._clock
             self.wait_s = 0.0
-            spans = [self._row(step, storages, nodes) for step in steps]
+            spans = [self._row(step, kind) for step, kind in zip(steps, kinds)]
         self.period_s = self._clock - began
         self._copies.finish_all()
-        self.times = [
-            (span.start_s - began, span.end_s - began)
-            if isinstance(span, Beside)
-            else (span[0] - began, span[1] - began)
-            for span in spans
-        ]
+        self.times: list[tuple[float, float]] = []
+        for span in spans:
+            start_s, end_s = (span.start_s, span.end_s) if isinstance(span, Beside) else span
+            self.times.append((start_s - began, end_s - began))
 
     def _copy(self, lane: LaneName, storage: int, nbytes: int, now_s: float) -> Beside:
         work = self._copies.copy(lane, nbytes, now_s, on_disk=storage in self._on_disk)
         self._under_way[storage] = work
         return work
 
-    def _row(
-        self, step: Step, storages: Sequence[Storage], nodes: Sequence[ComputeNode]
-    ) -> tuple[float, float] | Beside:
-        start, kind = self._clock, ACTIONS[step.kind]
+    def _row(self, step: Step, kind: Kind) -> tuple[float, float] | Beside:
+        start_s = self._clock
         if kind.transfers:
-            return self._copy(kind.lane, step.storage, storages[step.storage].nbytes, start)
+            return self._copy(kind.lane, step.storage, self._storages[step.storage].nbytes, start_s)
         if kind.beside:
-            work = self._under_way[step.storage] = self._work(step, storages, nodes)
+            work = self._under_way[step.storage] = self._work(step, kind)
             return work
         if kind.on_node:
-            self._compute(nodes[step.node])
-        elif kind.ends and step.storage in self._under_way:  # otherwise it is an update before the first iteration
-            self._clock = max(start, self._copies.finish(self._under_way.pop(step.storage)))
-            self.wait_s += self._clock - start
-        return start, self._clock
+            node = self._nodes[step.node]
+            self._clock = end_s = self._collected(node) if node.collective else start_s + node.time_s
+            return start_s, end_s
+        if kind.ends and step.storage in self._under_way:  # otherwise it is an update before the first iteration
+            self._clock = max(start_s, self._copies.finish(self._under_way.pop(step.storage)))
+            self.wait_s += self._clock - start_s
+        return start_s, self._clock
 
-    def _compute(self, node: ComputeNode) -> None:
-        """Let a node compute; a collective needs the ranks' network too, and waits for those under way on it."""
+    def _collected(self, node: ComputeNode) -> float:
+        """Return when a collective in the order of what computes ends: it waits for those under way on the network."""
         end_s = self._clock + node.time_s
-        if node.collective:
-            done_s = self._copies.finish(self._copies.work("collective", node.time_s, self._clock))
-            self.wait_s += max(0.0, done_s - end_s)
-            end_s = max(end_s, done_s)
-        self._clock = end_s
+        done_s = self._copies.finish(self._copies.work("collective", node.time_s, self._clock))
+        self.wait_s += max(0.0, done_s - end_s)
+        return max(end_s, done_s)
 
-    def _work(self, step: Step, storages: Sequence[Storage], nodes: Sequence[ComputeNode]) -> Beside:
+    def _work(self, step: Step, kind: Kind) -> Beside:
         """Queue a node's work beside computing."""
-        lane, node = ACTIONS[step.kind].lane, nodes[step.node]
+        lane, node = kind.lane, self._nodes[step.node]
         if step.kind != "update":
             return self._copies.work(lane, node.time_s, self._clock)
-        moved = sum(storages[s].nbytes for s in self._on_disk.intersection(node.mutates))
+        moved = sum(self._storages[s].nbytes for s in self._on_disk.intersection(node.mutates))
         return self._copies.update(lane, self._cpu_update_s[step.node], self._clock, disk_bytes=moved)
