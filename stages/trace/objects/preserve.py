@@ -42,7 +42,7 @@ MOST_CALLS = 3
 
 _OPAQUE = (
     types.ModuleType, types.BuiltinFunctionType, types.CodeType, torch.Tensor, str, bytes, int, float, complex, bool,
-    type(None), torch.dtype, torch.device, torch.Size,
+    type(None), torch.dtype, torch.device, torch.Generator, torch.Size,
 )  # fmt: skip
 _MISSING = UNSET
 
@@ -237,7 +237,10 @@ class Snapshot:
             yield from ((("item", i), value) for i, value in enumerate(contents(item)))
         elif kind is Cached:
             self._caches.add(item)
-        if issubclass(kind, (nn.Module, types.ModuleType)) or not of_foreign_package(kind.__module__):
+        elif issubclass(kind, types.ModuleType):
+            yield ("attribute", "__dict__"), vars(item)
+            return
+        if issubclass(kind, nn.Module) or not of_foreign_package(kind.__module__):
             attributes = dict_of(item)
             if attributes is not None:
                 self._mappings.append((item, attributes, dict(attributes)))
@@ -319,7 +322,7 @@ class Snapshot:
             for holder, memory, old in self._memories
             if not memory.same(now := memory.take(holder), old)
         ]
-        return found
+        return list({(id(change.holder), change.key): change for change in found}.values())
 
     def generators_moved(self) -> str:
         """Return `Python's random` or `NumPy's random`, if it was drawn from; else ""."""
