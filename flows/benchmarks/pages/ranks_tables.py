@@ -12,13 +12,14 @@ RANKS = Section(
     "",
     "Two ranks with gloo, one thread each, on a machine of two cores, which they share: GPT-2 of 6 layers × 384 in "
     "float32 with dropout, batches of 4 × 128, AdamW; medians of 7 steps of one run, planned with `quick`. "
-    "Each plan has the peak as its "
-    "budget that was measured of what stands before it. *Losses and weights* are compared with "
+    "FSDP2 shards block by block and lets weights go after forward, where nothing else is said. Each plan has a "
+    "peak as its budget that was measured of another contestant. *Losses and weights* are compared with "
     "DistributedDataParallel's, bit for bit.",
     RUN,
     (
         text("contestant", ""),
         Column("budget_bytes", "budget of a rank", f.mib, optional=True),
+        Column("predicted_bytes", "predicted peak", f.mib, optional=True),
         Column("peak_bytes", "peak of a rank", f.mib),
         Column("step_s", "a step", f.milliseconds),
         text("equal", "losses and weights"),

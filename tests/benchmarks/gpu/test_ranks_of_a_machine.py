@@ -59,7 +59,7 @@ def test_the_page_says_what_is_equal_and_what_fell(tmp_path: Path) -> None:
     }
     page = page_of(steps, results, "a job", 2, "cpu", "the command")
     assert "| one plan, at 60% of DDP's peak | 2.00 MiB | 1.00 MiB | 500.00 ms | losses within 1.0e-06, weights" in page
-    assert "| FSDP2, weights let go after forward | | | | killed by SIGKILL |" in page
+    assert "| FSDP2 | | | | killed by SIGKILL |" in page
     assert "| one plan, at the peak of FSDP2 | | | | not run yet |" in page
     assert "`its last words`" in page
     assert "- compare: fell: planned-ddp trains other numbers" in page

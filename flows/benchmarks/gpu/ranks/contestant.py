@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from stowage.flows.benchmarks.gpu.job import GpuJob, strictly
@@ -46,6 +46,7 @@ class Contestant:
         whole: returns all weights, whole; all ranks call it.
         resident: returns the bytes that are in memory between steps.
         about: a line for people.
+        predicted_bytes: the peak of a rank that its plan predicts; None without a plan.
     """
 
     def __init__(
@@ -54,11 +55,13 @@ class Contestant:
         whole: Callable[[], Whole],
         resident: Callable[[], int],
         about: str = "",
+        predicted_bytes: int | None = None,
     ) -> None:
         self.step = step
         self.whole = whole
         self.resident = resident
         self.about = about
+        self.predicted_bytes = predicted_bytes
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
@@ -96,19 +99,28 @@ def ddp(job: GpuJob, model: nn.Module, asked: dict[str, Any]) -> Contestant:
 
 
 def fsdp2(job: GpuJob, model: nn.Module, asked: dict[str, Any]) -> Contestant:
-    """Make plain PyTorch's `fully_shard`, block by block."""
-    reshard = bool(asked["reshard"])
+    """Make plain PyTorch's `fully_shard`, block by block; where asked, blocks are checkpointed, or shards offloaded."""
+    if asked.get("checkpointed"):
+        cast(Any, model).gradient_checkpointing_enable({"use_reentrant": False})
+    how: dict[str, Any] = {"reshard_after_forward": bool(asked["reshard"])}
+    if asked.get("offloaded"):
+        how["offload_policy"] = CPUOffloadPolicy()
     lists = [m for m in model.modules() if isinstance(m, nn.ModuleList)]
     for block in max(lists, key=len):
-        fully_shard(block, reshard_after_forward=reshard)
-    fully_shard(model, reshard_after_forward=reshard)
+        fully_shard(block, **how)
+    fully_shard(model, **how)
     optimizer = job.make_optimizer(model.parameters())
 
     def whole() -> Whole:
         found = {name: p.detach() for name, p in model.named_parameters()}
-        return {name: p.full_tensor() if isinstance(p, DTensor) else p for name, p in found.items()}
+        return {name: _gathered(job, p) for name, p in found.items()}
 
     return Contestant(_eager(model, optimizer), whole, lambda: _resident(model, optimizer))
+
+
+def _gathered(job: GpuJob, parameter: torch.Tensor) -> torch.Tensor:
+    """Return a whole parameter; NCCL gathers no shards that are in the host."""
+    return cast(DTensor, parameter.to(job.device)).full_tensor() if isinstance(parameter, DTensor) else parameter
 
 
 def planned(job: GpuJob, model: nn.Module, asked: dict[str, Any]) -> Contestant:
@@ -138,7 +150,8 @@ def planned(job: GpuJob, model: nn.Module, asked: dict[str, Any]) -> Contestant:
         program = step.prepare(batch_of(job, 0))
         return _resident(model, optimizer) + unique_bytes(program.resident()) + program.staging_bytes
 
-    return Contestant(step, whole, resident, " ".join(repr(step.plan).split())[1:-1])
+    about = " ".join(repr(step.plan).split())[1:-1]
+    return Contestant(step, whole, resident, about, step.plan.device_peak_bytes)
 
 
 CONTESTANTS: dict[str, Callable[[GpuJob, nn.Module, dict[str, Any]], Contestant]] = {
@@ -212,6 +225,7 @@ def _train(job: GpuJob, asked: dict[str, Any]) -> None:
             "step_s": max(found["step_s"] for found in of_ranks),
             "peak_bytes": max(found["peak_bytes"] for found in of_ranks),
             "about": contestant.about,
+            "predicted_bytes": contestant.predicted_bytes,
         }
         write_atomically(Path(asked["found"]), json.dumps(found).encode())
     dist.barrier()

@@ -57,6 +57,7 @@ def rows_of(steps: Sequence[CommandStep], results: Mapping[str, StepResult]) -> 
         {
             "contestant": step.about,
             "budget_bytes": results[step.name].numbers.get("budget_bytes"),
+            "predicted_bytes": results[step.name].numbers.get("predicted_bytes"),
             "peak_bytes": results[step.name].numbers["peak_bytes"],
             "step_s": results[step.name].numbers["step_s"],
             "equal": "" if step.name == "ddp" else "equal" if compared[step.name]["equal"] else "not equal",

@@ -65,35 +65,22 @@ def steps_of_ranks(job: GpuJob, ranks: int, out: Path, steps: int, quick: bool) 
     def contestant(name: str, about: str, after: tuple[str, ...] = (), **asked: Any) -> CommandStep:
         return CommandStep(name, about, 900.0, {**training, "name": name, **asked}, after=after)
 
+    def planned(of: str, about: str, fraction: float = 1.0) -> CommandStep:
+        return contestant(f"planned-{of}", about, (of,), contestant="planned", budget_of=of, fraction=fraction)
+
+    fsdp2: dict[str, tuple[str, dict[str, Any]]] = {
+        "fsdp2": ("", {"reshard": True}),
+        "fsdp2-kept": (" with weights kept", {"reshard": False}),
+        "fsdp2-checkpointed": (" with checkpointed blocks", {"reshard": True, "checkpointed": True}),
+    }
+    if job.device == "cuda":  # on a CPU the host is the device
+        fsdp2["fsdp2-offloaded"] = (" with shards in the host", {"reshard": True, "offloaded": True})
     found = [
         CommandStep("rates", "what gathers take among the ranks", 240.0, {**shared, "kind": "ranks-rates"}),
         contestant("ddp", "DistributedDataParallel", contestant="ddp"),
-        contestant("fsdp2", "FSDP2, weights let go after forward", contestant="fsdp2", reshard=True),
-        contestant("fsdp2-kept", "FSDP2, weights kept for backward", contestant="fsdp2", reshard=False),
-        contestant(
-            "planned-fsdp2",
-            "one plan, at the peak of FSDP2",
-            ("fsdp2",),
-            contestant="planned",
-            budget_of="fsdp2",
-            fraction=1.0,
-        ),
-        contestant(
-            "planned-fsdp2-kept",
-            "one plan, at the peak of FSDP2 with weights kept",
-            ("fsdp2-kept",),
-            contestant="planned",
-            budget_of="fsdp2-kept",
-            fraction=1.0,
-        ),
-        contestant(
-            "planned-ddp",
-            "one plan, at 60% of DDP's peak",
-            ("ddp",),
-            contestant="planned",
-            budget_of="ddp",
-            fraction=0.6,
-        ),
+        *(contestant(name, f"FSDP2{text}", contestant="fsdp2", **how) for name, (text, how) in fsdp2.items()),
+        *(planned(name, f"one plan, at the peak of FSDP2{text}") for name, (text, _) in fsdp2.items()),
+        planned("ddp", "one plan, at 60% of DDP's peak", 0.6),
     ]
     names = [step.name for step in found if step.name not in ("rates", "ddp")]
     asked = {**shared, "kind": "ranks-compare", "names": names}
