@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -42,10 +42,6 @@ class UnderWay:
         if name not in self._found:
             raise PlanMismatchError(f"The plan waits for the {name}, which it has not started.")
         return self._found.pop(name)
-
-    def names(self) -> Sequence[str]:
-        """Return what is under way, in the order of starts."""
-        return list(self._found)
 
     def clear(self) -> None:
         """Forget what a run that failed has left."""
