@@ -11,6 +11,7 @@ import ctypes
 import mmap
 import random
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,6 +41,14 @@ class Memory(NamedTuple):
     same: Callable[[Any, Any], bool] = lambda one, other: bool(one == other)
 
 
+def taken(item: Any, memory: Memory) -> Any:
+    """Return a copy of an object's memory; None where it is too large, or is there no longer."""
+    try:
+        return memory.take(item)
+    except ValueError:  # a view that was released, a mapping that was closed
+        return None
+
+
 def memory_of(item: Any) -> Memory | None:
     """Return how an object's memory is handled; None where it holds none, or all processes have it in common."""
     if item is _PROCESS_WIDE:
@@ -54,13 +63,15 @@ def is_generator(item: Any) -> bool:
 
 
 def _take_array(item: np.ndarray[Any, Any]) -> Any:
-    if isinstance(item, np.memmap) or item.nbytes > LARGEST:
+    of_records = item.dtype.hasobject and item.dtype != object
+    if isinstance(item, np.memmap) or item.nbytes > LARGEST or of_records:
         return None
     return np.array(item, subok=False)
 
 
 def _put_array(item: np.ndarray[Any, Any], before: Any) -> None:
-    if item.shape == before.shape and item.dtype == before.dtype and not _same_array(item, before):
+    alike = item.shape == before.shape and item.dtype == before.dtype
+    if alike and item.flags.writeable and not _same_array(item, before):
         np.copyto(item, before)
 
 
@@ -77,8 +88,12 @@ def _take_sequence(item: Any) -> Any:
 
 
 def _put_sequence(item: Any, before: Any) -> None:
-    if item[:] != before:
+    if not _same_sequence(item, before):
         item[:] = before
+
+
+def _same_sequence(one: Any, other: Any) -> bool:
+    return bytes(memoryview(one)) == bytes(memoryview(other))
 
 
 def _take_view(item: memoryview) -> Any:
@@ -86,18 +101,30 @@ def _take_view(item: memoryview) -> Any:
 
 
 def _put_view(item: memoryview, before: bytes) -> None:
-    if not item.readonly and item.contiguous and item.tobytes() != before:
+    if not item.readonly and item.contiguous and len(item.format) == 1 and item.tobytes() != before:
         item.cast("B")[:] = before
 
 
 def _take_of_c(item: Any) -> Any:
-    return bytes(_bytes_of(item)) if ctypes.sizeof(item) <= LARGEST else None
+    """Take the bytes; what holds pointers is left alone, since what was behind them may be gone."""
+    if ctypes.sizeof(item) > LARGEST or _has_pointers(type(item)):  # type: ignore[arg-type]
+        return None
+    return bytes(_bytes_of(item))
 
 
 def _put_of_c(item: Any, before: bytes) -> None:
     now = _bytes_of(item)
     if bytes(now) != before:
         now[:] = before
+
+
+@lru_cache(maxsize=1024)
+def _has_pointers(cls: Any) -> bool:
+    if issubclass(cls, ctypes.Array):
+        return _has_pointers(cls._type_)
+    if issubclass(cls, (ctypes.Structure, ctypes.Union)):
+        return any(_has_pointers(field[1]) for base in cls.__mro__ for field in vars(base).get("_fields_", ()))
+    return not issubclass(cls, ctypes._SimpleCData) or cls._type_ in "OPZz"
 
 
 def _bytes_of(item: Any) -> memoryview:
@@ -116,7 +143,7 @@ def _put_variable(variable: contextvars.ContextVar[Any], before: Any) -> None:
         variable.set(before)
 
 
-_ANY_SEQUENCE = Memory(_take_sequence, _put_sequence)
+_ANY_SEQUENCE = Memory(_take_sequence, _put_sequence, _same_sequence)
 _OF_C = Memory(_take_of_c, _put_of_c)
 _MEMORIES: dict[Any, Memory] = {
     np.ndarray: Memory(_take_array, _put_array, _same_array),
@@ -124,7 +151,6 @@ _MEMORIES: dict[Any, Memory] = {
     array.array: _ANY_SEQUENCE,
     mmap.mmap: _ANY_SEQUENCE,
     memoryview: Memory(_take_view, _put_view),
-    ctypes.py_object: Memory(lambda item: item.value, lambda item, before: setattr(item, "value", before)),
     ctypes._SimpleCData: _OF_C,
     ctypes.Array: _OF_C,
     ctypes.Structure: _OF_C,

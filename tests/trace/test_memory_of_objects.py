@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import contextvars
 import ctypes
+import mmap
 import multiprocessing
 import random
 import types
@@ -19,7 +20,7 @@ from torch import nn
 
 from stowage.flows import fit
 from stowage.stages.ir.errors import TraceError
-from stowage.stages.structure.memory import memory_of
+from stowage.stages.structure.memory import memory_of, taken
 from tests.api.beside_plain import Script, adamw, mlp, rows, square, trains_equally
 
 
@@ -125,3 +126,60 @@ def test_a_module_made_at_run_time_keeps_what_a_step_leaves_there(fit_stores: Pa
         return Script(model, adamw(model), square, rows(), seen=lambda: kept.calls)
 
     trains_equally(make, "100%", cache_dir=fit_stores)
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        np.array([NAN]),
+        np.array([{}], dtype=[("a", object)]),
+        np.broadcast_to(np.zeros(1), (3,)),
+        np.ma.masked_array([1.0, 2.0], [True, False]),
+        array.array("d", [NAN]),
+        ctypes.c_double(NAN),
+        (ctypes.c_double * 2)(NAN),
+        (ctypes.py_object * 1)(ctypes.py_object({})),
+        ctypes.c_char_p(b"text"),
+        memoryview((ctypes.c_double * 2)(NAN)),
+        memoryview(bytearray(8))[::2],
+    ],
+)
+def test_what_stays_is_no_change(held: Any, fit_stores: Path) -> None:
+    memory = memory_of(held)
+    assert memory is not None
+    before = taken(held, memory)
+    assert before is None or memory.same(taken(held, memory), before)
+    if before is not None:
+        memory.put(held, before)
+        assert memory.same(taken(held, memory), before)
+    model = model_with(held, type)
+    step = fit(model, rows(1)[0], adamw(model), device_budget="64MiB", loss=square, quick=True, cache_dir=fit_stores)
+    for batch in rows(2):
+        step(batch)
+
+
+def test_what_is_there_no_longer_is_left_alone() -> None:
+    view, mapped = memoryview(bytearray(2)), mmap.mmap(-1, 8)
+    view.release()
+    mapped.close()
+    for held in (view, mapped):
+        memory = memory_of(held)
+        assert memory is not None
+        assert taken(held, memory) is None
+
+
+def test_objects_behind_pointers_of_c_are_left_alone() -> None:
+    """Their bytes are addresses, and what was there may be gone."""
+
+    class Pointing(ctypes.Structure):
+        _fields_: Any = (("number", ctypes.c_int), ("items", ctypes.py_object * 2))
+
+    class Derived(Pointing):
+        _fields_: Any = (("more", ctypes.c_int),)
+
+    for held in ((ctypes.py_object * 1)(), ctypes.c_char_p(b"text"), ctypes.pointer(ctypes.c_int(1)), Derived()):
+        memory = memory_of(held)
+        assert memory is None or taken(held, memory) is None

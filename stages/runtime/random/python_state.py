@@ -23,7 +23,7 @@ from torch import nn
 from stowage.stages.structure.code import in_module, is_made, names_in, parts_of_class, stored_globals
 from stowage.stages.structure.containers import CHANGEABLE, contents, put_back
 from stowage.stages.structure.kinds import UNSET, dict_of, in_slot, is_of, set_slot, slots_of
-from stowage.stages.structure.memory import Memory, memory_of
+from stowage.stages.structure.memory import Memory, memory_of, taken
 
 _MISSING = UNSET
 
@@ -139,7 +139,7 @@ class PythonState:
             self._follow((value,))
 
     def _keep_memory(self, held: Any, memory: Memory) -> None:
-        before = memory.take(held)
+        before = taken(held, memory)
         if before is not None:
             self._undo.append(lambda: memory.put(held, before))
 

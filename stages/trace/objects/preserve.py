@@ -28,7 +28,7 @@ from stowage.stages.structure.code import (
 )
 from stowage.stages.structure.containers import contents, item_of, put_back, same_members
 from stowage.stages.structure.kinds import UNSET, dict_of, in_slot, is_of, set_slot, slots_of
-from stowage.stages.structure.memory import Memory, memory_of
+from stowage.stages.structure.memory import Memory, memory_of, taken
 from stowage.stages.trace.objects.caches import Cached, Caches
 
 MOST_OBJECTS = 50_000
@@ -195,7 +195,7 @@ class Snapshot:
             return
         self._seen.add(id(item))
         self._keep.append(item)
-        if (memory := memory_of(item)) is not None and (content := memory.take(item)) is not None:
+        if (memory := memory_of(item)) is not None and (content := taken(item, memory)) is not None:
             self._memories.append((item, memory, content))
             return
         for step, part in self._look(item):
@@ -320,7 +320,7 @@ class Snapshot:
         found += [
             Change(holder, Change.MEMORY, old, now)
             for holder, memory, old in self._memories
-            if not memory.same(now := memory.take(holder), old)
+            if (now := taken(holder, memory)) is not None and not memory.same(now, old)
         ]
         return list({(id(change.holder), change.key): change for change in found}.values())
 
