@@ -11,7 +11,7 @@ import random
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -175,10 +175,10 @@ def test_objects_behind_pointers_of_c_are_left_alone() -> None:
     """Their bytes are addresses, and what was there may be gone."""
 
     class Pointing(ctypes.Structure):
-        _fields_: Any = (("number", ctypes.c_int), ("items", ctypes.py_object * 2))
+        _fields_: ClassVar[Any] = (("number", ctypes.c_int), ("items", ctypes.py_object * 2))
 
     class Derived(Pointing):
-        _fields_: Any = (("more", ctypes.c_int),)
+        _fields_: ClassVar[Any] = (("more", ctypes.c_int),)
 
     for held in ((ctypes.py_object * 1)(), ctypes.c_char_p(b"text"), ctypes.pointer(ctypes.c_int(1)), Derived()):
         memory = memory_of(held)
