@@ -94,8 +94,11 @@ class ModelSignature:
         """List how `other` (the model now) departs from this one (the model that was traced); empty when equal."""
         if self == other:
             return []
-        now = dict(other.context)
-        found = [f"{k} is {now.get(k)}; the step was traced with {v}." for k, v in self.context if now.get(k) != v]
+        now, traced = dict(other.context), dict(self.context)
+        found = [
+            f"{k} is {now.get(k, 'gone')}; the step was traced with {v}." for k, v in self.context if now.get(k) != v
+        ]
+        found += [f"{k} is {v}; the step was traced without it." for k, v in other.context if k not in traced]
         mine, theirs = {m.path: m for m in self.modules}, {m.path: m for m in other.modules}
         found += [f"{_place(p)} is gone; the step was traced with it." for p in mine if p not in theirs]
         found += [f"{_place(p)} is new; the step was traced without it." for p in theirs if p not in mine]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -131,3 +132,10 @@ def test_quick_enough_for_every_step() -> None:
     model = build_model("gpt2", overrides, seed=0)
     before = model_signature(model)
     assert calls_in(lambda: before.differences(model_signature(model))) < 4_000, "about 0.6 ms on a laptop core"
+
+
+def test_what_is_around_now_and_was_not_is_named() -> None:
+    traced = model_signature(nn.Linear(2, 2))
+    now = replace(traced, context=(*traced.context, ("loss.scale", "2.0")))
+    assert traced.differences(now) == ["loss.scale is 2.0; the step was traced without it."]
+    assert now.differences(traced) == ["loss.scale is gone; the step was traced with 2.0."]
