@@ -28,7 +28,7 @@ from stowage.stages.solve.time_share import share_of_planning
 PROVEN = 1e-3
 """Relative distance to the bound within which a plan counts as optimal."""
 
-FOR_THE_LAST = 0.05
+FOR_THE_LAST = 0.16
 """Share of the time that is left for what was begun before it is over, and for judging what was found."""
 
 
