@@ -11,6 +11,7 @@ import ctypes
 import mmap
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -21,9 +22,8 @@ LARGEST = 1 << 24
 """The most bytes of an object whose content is saved; a data set in memory is larger, and no step changes it."""
 
 _UNSET: Any = object()
-_PROCESS_WIDE: Any = random._inst  # type: ignore[attr-defined]
-
-
+_GLOBAL: Any = random.random.__self__  # type: ignore[attr-defined]
+"""Python's global generator."""
 _GENERATORS = (random.Random, np.random.RandomState, np.random.Generator, torch.Generator)
 
 
@@ -49,9 +49,15 @@ def taken(item: Any, memory: Memory) -> Any:
         return None
 
 
+def give_back(item: Any, memory: Memory, before: Any) -> None:
+    """Make an object's memory what a copy says, unless it can no longer be written."""
+    with suppress(ValueError, TypeError, BufferError, IndexError):
+        memory.put(item, before)
+
+
 def memory_of(item: Any) -> Memory | None:
-    """Return how an object's memory is handled; None where it holds none, or all processes have it in common."""
-    if item is _PROCESS_WIDE:
+    """Return how an object's memory is handled; None where it holds none, and for Python's global generator."""
+    if item is _GLOBAL:
         return None
     cls = type(item)
     return next((memory for holder, memory in _MEMORIES.items() if issubclass(cls, holder)), None)

@@ -20,7 +20,7 @@ from torch import nn
 
 from stowage.flows import fit
 from stowage.stages.ir.errors import TraceError
-from stowage.stages.structure.memory import memory_of, taken
+from stowage.stages.structure.memory import give_back, memory_of, taken
 from tests.api.beside_plain import Script, adamw, mlp, rows, square, trains_equally
 
 
@@ -183,3 +183,34 @@ def test_objects_behind_pointers_of_c_are_left_alone() -> None:
     for held in ((ctypes.py_object * 1)(), ctypes.c_char_p(b"text"), ctypes.pointer(ctypes.c_int(1)), Derived()):
         memory = memory_of(held)
         assert memory is None or taken(held, memory) is None
+
+
+def test_what_can_no_longer_be_written_stops_nothing() -> None:
+    held, grown = np.zeros(2), bytearray(2)
+    of_held, of_grown = memory_of(held), memory_of(grown)
+    assert of_held is not None
+    assert of_grown is not None
+    before, before_grown = taken(held, of_held), taken(grown, of_grown)
+    held[0] = 1
+    held.flags.writeable = False
+    grown += b"more"
+    with memoryview(grown):  # it cannot shrink now
+        give_back(grown, of_grown, before_grown)
+    give_back(held, of_held, before)
+    assert (held[0], len(grown)) == (1, 6)
+
+
+def test_weights_that_share_memory_with_an_array(fit_stores: Path) -> None:
+    """What the optimizer changes there is no change by the forward, and is not undone."""
+
+    def make() -> Script:
+        model: Any = model_with(None, type)
+        layer = model.net[0]
+        held = layer.weight.detach().numpy().copy()
+        layer.weight = nn.Parameter(torch.from_numpy(held))
+        model.held = held
+        forward = type(model).forward
+        type(model).forward = lambda self, x: forward(self, x) * (1.0 if self.held.shape else 0.0)
+        return Script(model, adamw(model), square, rows(5), seen=lambda: torch.from_numpy(held.copy()))
+
+    trains_equally(make, "100%", cache_dir=fit_stores)

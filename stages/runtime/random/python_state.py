@@ -23,7 +23,7 @@ from torch import nn
 from stowage.stages.structure.code import in_module, is_made, names_in, parts_of_class, stored_globals
 from stowage.stages.structure.containers import CHANGEABLE, contents, put_back
 from stowage.stages.structure.kinds import UNSET, dict_of, in_slot, is_of, set_slot, slots_of
-from stowage.stages.structure.memory import Memory, memory_of, taken
+from stowage.stages.structure.memory import Memory, give_back, memory_of, taken
 
 _MISSING = UNSET
 
@@ -141,7 +141,7 @@ class PythonState:
     def _keep_memory(self, held: Any, memory: Memory) -> None:
         before = taken(held, memory)
         if before is not None:
-            self._undo.append(lambda: memory.put(held, before))
+            self._undo.append(lambda: give_back(held, memory, before))
 
     def _keep_tensor(self, held: torch.Tensor) -> None:
         if id(held) in self._seen:

@@ -28,7 +28,7 @@ from stowage.stages.structure.code import (
 )
 from stowage.stages.structure.containers import contents, item_of, put_back, same_members
 from stowage.stages.structure.kinds import UNSET, dict_of, in_slot, is_of, set_slot, slots_of
-from stowage.stages.structure.memory import Memory, memory_of, taken
+from stowage.stages.structure.memory import Memory, give_back, memory_of, taken
 from stowage.stages.trace.objects.caches import Cached, Caches
 
 MOST_OBJECTS = 50_000
@@ -358,7 +358,7 @@ class Snapshot:
                 if old is _MISSING:
                     del holder[name]
         for holder, memory, old in self._memories:
-            memory.put(holder, old)
+            give_back(holder, memory, old)
         self._caches.forget()
         for tensor, content in self._contents:
             if tensor.untyped_storage()._cdata != content.untyped_storage()._cdata:
