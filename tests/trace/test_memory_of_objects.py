@@ -214,3 +214,16 @@ def test_weights_that_share_memory_with_an_array(fit_stores: Path) -> None:
         return Script(model, adamw(model), square, rows(5), seen=lambda: torch.from_numpy(held.copy()))
 
     trains_equally(make, "100%", cache_dir=fit_stores)
+
+
+def test_a_loss_is_called_by_its_name(fit_stores: Path) -> None:
+    counted = np.zeros(1)
+
+    def weighted(outputs: torch.Tensor, _: Any) -> torch.Tensor:
+        counted[0] += 1
+        return outputs.pow(2).mean()
+
+    model = mlp()
+    with pytest.raises(TraceError, match=r"The step changes the ndarray at weighted\.counted, which"):
+        fit(model, rows(1)[0], adamw(model), device_budget="64MiB", loss=weighted, quick=True, cache_dir=fit_stores)
+    assert counted[0] == 0

@@ -79,7 +79,8 @@ class PreserveWay(NamedTuple):
 
     def __str__(self) -> str:
         """Return the way as text, for people."""
-        text, item = type(self.root).__name__, self.root
+        item = self.root
+        text = item.__name__ if is_of(item, types.FunctionType) else type(item).__name__
         for step in self.steps:
             text += _text(item, step)
             try:
