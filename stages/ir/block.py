@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 
@@ -66,6 +67,15 @@ class BlockGraph:
     output: tuple[int, ...]
     incoming: tuple[int, ...]
     outgoing: tuple[int, ...]
+
+    @cached_property
+    def on_last_run(self) -> BlockGraph:
+        """The block on its last run: nobody needs its output, and what forward nodes only do has happened."""
+        nodes = tuple(
+            replace(n, time_s=0.0, workspace_bytes=0) if k < self.forward_count and n.once and not n.creates else n
+            for k, n in enumerate(self.nodes)
+        )
+        return replace(self, nodes=nodes, output=())
 
     def creator(self) -> dict[int, int]:
         """Return the node that creates each allocation; incoming gradients have none."""

@@ -40,31 +40,35 @@ def replay_block(graph: BlockGraph, schedule: BlockSchedule, *, complete: bool =
     made: set[int] = set()
     runs = [0] * len(graph.nodes)
     recomputed: set[int] = set()
+    bytes_of = [a.nbytes for a in graph.allocations]
 
     def nbytes(indices: set[int] | tuple[int, ...]) -> int:
-        return sum(graph.allocations[i].nbytes for i in indices)
+        return sum(map(bytes_of.__getitem__, indices))
+
+    def illegal(part: str, row: int, text: str) -> IllegalPlanError:
+        return IllegalPlanError(f"{part} row {row}: {text}")
 
     def play(actions: tuple[Action, ...], part: str) -> tuple[float, int]:
-        time_s, used, peak = 0.0, nbytes(live), nbytes(live)
+        time_s, used = 0.0, nbytes(live)
+        peak = used
         for row, action in enumerate(actions):
-            where = f"{part} row {row}"
             if action.kind == "free":
                 if action.index not in live:
-                    raise IllegalPlanError(f"{where}: frees allocation {action.index}, which is not in memory")
+                    raise illegal(part, row, f"frees allocation {action.index}, which is not in memory")
                 live.discard(action.index)
-                used -= graph.allocations[action.index].nbytes
+                used -= bytes_of[action.index]
                 continue
             node = graph.nodes[action.index]
             missing = [i for i in node.reads if i not in live]
             if missing:
-                raise IllegalPlanError(f"{where}: node {action.index} ({node.name}) reads {missing}, not in memory")
+                raise illegal(part, row, f"node {action.index} ({node.name}) reads {missing}, not in memory")
             again = [i for i in node.creates if i in live]
             if again:
-                raise IllegalPlanError(f"{where}: node {action.index} ({node.name}) makes {again}, still in memory")
+                raise illegal(part, row, f"node {action.index} ({node.name}) makes {again}, still in memory")
             if node.once and runs[action.index]:
-                raise IllegalPlanError(f"{where}: node {action.index} ({node.name}) may run only once")
+                raise illegal(part, row, f"node {action.index} ({node.name}) may run only once")
             if part == "forward" and action.index >= graph.forward_count:
-                raise IllegalPlanError(f"{where}: backward node {action.index} ({node.name}) before the loss")
+                raise illegal(part, row, f"backward node {action.index} ({node.name}) before the loss")
             if runs[action.index] and action.index < graph.forward_count:
                 recomputed.update(i for i in node.creates if i in made)
             runs[action.index] += 1

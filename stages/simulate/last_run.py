@@ -58,19 +58,19 @@ def last_run_of(option: Option, graph: BlockGraph) -> BlockSchedule:
 
 
 def _last_run(graph: BlockGraph, schedule: BlockSchedule) -> tuple[BlockCost, BlockSchedule]:
-    relaxed, last_run = _without_output(_with_effects_done(graph), schedule)
+    relaxed = graph.on_last_run
+    last_run = _without_output(relaxed, schedule)
     try:
         return replay_block(relaxed, last_run), last_run
     except IllegalPlanError:
         return replay_block(graph, schedule), schedule
 
 
-def _without_output(graph: BlockGraph, schedule: BlockSchedule) -> tuple[BlockGraph, BlockSchedule]:
+def _without_output(graph: BlockGraph, schedule: BlockSchedule) -> BlockSchedule:
     """Return the schedule without executions that served the block's output alone.
 
     Nodes that run once are dropped too if they create nothing: they ran when the block ran first.
     """
-    relaxed = replace(graph, output=())
     nodes, border = graph.nodes, len(schedule.forward)
     computed = [
         (number, action)
@@ -101,15 +101,4 @@ def _without_output(graph: BlockGraph, schedule: BlockSchedule) -> tuple[BlockGr
         part = parts[0] if number < border else parts[1]
         part.append(action)
         part.extend(Action("free", a) for a in sorted(dying))
-    return relaxed, BlockSchedule(tuple(parts[0]), tuple(parts[1]))
-
-
-def _with_effects_done(graph: BlockGraph) -> BlockGraph:
-    """Return the block on a second run: forward nodes that only have effects cost nothing, for these have happened."""
-    return replace(
-        graph,
-        nodes=tuple(
-            replace(n, time_s=0.0, workspace_bytes=0) if k < graph.forward_count and n.once and not n.creates else n
-            for k, n in enumerate(graph.nodes)
-        ),
-    )
+    return BlockSchedule(tuple(parts[0]), tuple(parts[1]))

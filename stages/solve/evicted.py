@@ -11,7 +11,7 @@ from stowage.stages.solve.judged_plans import JudgedPlans
 from stowage.stages.solve.program.evicting import Evicting
 from stowage.stages.solve.program.order import Order
 from stowage.stages.solve.proposal import Decision, Proposal, Proposals, Task
-from stowage.stages.solve.time_share import share_of_planning
+from stowage.stages.solve.time_share import EVICTION, share_of_planning
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class GreedyEviction:
             return
         maker = order_maker_of(task)
         fastest_s = min((p.time_s for p in self.plans.fitting if p.tier is None), default=math.inf)
-        within_s = share_of_planning(task.request.planning_since_s, time.monotonic())
+        within_s = share_of_planning(EVICTION, task.request.planning_since_s, time.monotonic()) / task.request.ways
         orders = [maker.polished(o) for o in _evicting(maker).orders(budget_bytes, rules, fastest_s, within_s)]
         if orders:
             yield _proposal(task, min(orders, key=lambda o: (o.time_s, o.peak_bytes)))

@@ -51,9 +51,10 @@ class PlanRequest:
         lossy: whether rewrites that change numbers are allowed.
         errors: what they do to the gradient, as was measured.
         cut_seconds: time to bound every schedule by cuts, and to find schedules by them; 0 for neither.
-        planning_since_s: when planning began, on the clock of `time.monotonic`. Cuts then take at most a tenth of the
-            time since, and greedy eviction another, so that a plan that is found at once is not waited for; None gives
-            the ones all of `cut_seconds`, and the other the time for all its rules.
+        planning_since_s: when planning began, on the clock of `time.monotonic`. Cuts, and greedy eviction, then take at
+            most a share of the time since (see `time_share`), so that a plan that is found at once is not waited for;
+            None gives the ones all of `cut_seconds`, and the other the time for all its rules.
+        ways: how many ways to compute the step are planned, which share the time of greedy eviction.
         max_gradient_error: most that all of a plan's may do together, see `Lossy`.
         rewrite: the one rewrite that plans are of, or `EXACT`, or `TOGETHER`; by default any but those with codes for
             what is frozen, which take memory where everything trains.
@@ -74,6 +75,7 @@ class PlanRequest:
     errors: Sequence[GradientError] = ()
     cut_seconds: float = 0.0
     planning_since_s: float | None = None
+    ways: int = 1
     max_gradient_error: float = math.inf
     rewrite: str = ""
 

@@ -128,6 +128,7 @@ def _planned(variants: Sequence[Variant], options: Sequence[Option], request: Pl
     tried: list[Planned] = []
     bound_s = lower_bound_s(variants[0].nodes, request.lower_tier)
     ways = [v for v in variants if _is_of(v, request.rewrite)]
+    request = replace(request, ways=len(ways))
 
     def plan(way: Way, request: PlanRequest = request) -> Solved:
         hashes = {b.block_hash for b in way.blocks}

@@ -29,7 +29,7 @@ class Cell:
         status: as the plan's summary has it; `measured` for points of others.
         cuts: number of cuts of the bound.
         seconds: time that the bound took, and the search for schedules by it; 0 for others.
-        fit_over_bound: the same as `over_bound` of the plan that `fit` makes, which lets both take a tenth of the time
+        fit_over_bound: the same as `over_bound` of the plan that `fit` makes, which lets both take a share of the time
             that planning took until then, with costs and options stored; 0 for others.
     """
 

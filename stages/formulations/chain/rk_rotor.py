@@ -113,6 +113,7 @@ class RkRotor:
         self.blocks = blocks
         self.slots = slots
         self.slot_bytes = slot_bytes
+        self._decided: dict[tuple[int, int, int], tuple[int, int]] = {}
         self._row, distinct, self._base = _numbered(blocks)
         self._opt: Floats = np.full((len(distinct), slots + 1), np.inf)
         self._fast_time, self._fast_need = self._fast_forwards()
@@ -206,24 +207,35 @@ class RkRotor:
                 steps.append(item)
                 continue
             s, t, m = item
-            memory = np.array([m])
-            first = self._first_case(s, t, memory)[:, 0]
-            option = int(first.argmin())
-            second = self._second_case(s, t, memory)[:, 0] if t > s else np.array([np.inf])
-            if first[option] <= second.min():
+            option, i = self._decision(s, t, m)
+            if option >= 0:
                 last_run = s == t and t < len(self.blocks) - 1
                 todo: list[tuple[int, int, int] | ChainStep] = [ChainStep("forward", s, option, last_run)]
                 if t > s:
                     todo.append((s + 1, t, m - self._up(self.blocks[s].options[option].save_bytes)))
                 todo.append(ChainStep("backward", s, option, last_run))
             else:
-                i = s + 1 + int(second.argmin())
                 todo = [ChainStep("fast", s)]
                 for j in range(s + 1, i):
                     todo += [ChainStep("fast", j), ChainStep("drop", j)]
                 todo += [(i, t, m - int(self._input[i])), ChainStep("drop", i), (s, i - 1, self._inside(i - 1, t, m))]
             stack.extend(reversed(todo))
         return steps
+
+    def _decision(self, s: int, t: int, m: int) -> tuple[int, int]:
+        """Return the option that runs block s once inside s..t; or −1 and the block up to which blocks run fast.
+
+        Sequences for other memory have many of the same sub-problems.
+        """
+        found = self._decided.get((s, t, m))
+        if found is None:
+            memory = np.array([m])
+            first = self._first_case(s, t, memory)[:, 0]
+            option = int(first.argmin())
+            second = self._second_case(s, t, memory)[:, 0] if t > s else np.array([np.inf])
+            found = (option, t) if first[option] <= second.min() else (-1, s + 1 + int(second.argmin()))
+            self._decided[s, t, m] = found
+        return found
 
     def _inside(self, end: int, t: int, m: int) -> int:
         return min(m - int(self._shift(np.array([end]), t)[0]), self.slots)

@@ -23,7 +23,7 @@ from stowage.stages.solve.offload.tier import LowerTier
 from stowage.stages.solve.program.of_trace import program_of
 from stowage.stages.solve.request import PlanRequest
 from stowage.stages.solve.summary import KeepingAll, Solved, solved
-from stowage.stages.solve.time_share import share_of_planning
+from stowage.stages.solve.time_share import CUTS, share_of_planning
 
 PROVEN = 1e-3
 """Relative distance to the bound within which a plan counts as optimal."""
@@ -123,7 +123,7 @@ def seconds_of(request: PlanRequest, now_s: float) -> float:
 
 def seconds_for_cuts(cut_seconds: float, planning_since_s: float | None, now_s: float) -> float:
     """Return the time that cuts may take; the arguments are those of `PlanRequest`, and the clock's."""
-    return min(cut_seconds, share_of_planning(planning_since_s, now_s))
+    return min(cut_seconds, share_of_planning(CUTS, planning_since_s, now_s))
 
 
 def _distinct(plans: Sequence[Planned]) -> list[Planned]:
