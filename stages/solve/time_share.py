@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-CUTS = 0.15
+CUTS = 0.12
 """Share of the time that planning took so far which cuts may take."""
 
-EVICTION = 0.05
+EVICTION = 0.04
 """Share of it which greedy eviction may take, in all ways to compute the step together."""
 
 LEAST_SECONDS = 0.1

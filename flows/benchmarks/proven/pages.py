@@ -27,7 +27,7 @@ OURS = Section(
     "at the smallest budgets is not known: memory is full at many nodes there, of which a few cuts see a few. "
     "*Proven in* is what the bound and the search by cuts take by themselves, of 5 s at most, for the long model 60; "
     "rows without *by fit* are older, and have planning with cuts less planning without there, which went first and "
-    "filled what both share: their 0.00 s says nothing. These plans have all of that time; `fit` gives it 15% of "
+    "filled what both share: their 0.00 s says nothing. These plans have all of that time; `fit` gives it 12% of "
     "what planning took until then. *By fit* is the plan over the bound that it states when it plans from the model on "
     "with costs and options stored, where that share is least. A machine that is busy while operators are timed has "
     "another table, in which small operators of several threads take up to ten times as long, and may be "
@@ -71,7 +71,7 @@ TIMES = Section(
     "proven_planning",
     "What it costs planning",
     "Planning at 50% from the trace to the program, with and without cuts and greedy eviction, in turns, the median of "
-    "three; cuts may take 15% of the time that planning took so far, eviction 5%, each 0.1 s at least. Costs and "
+    "three; cuts may take 12% of the time that planning took so far, eviction 4%, each 0.1 s at least. Costs and "
     "options are stored: with nothing stored, both take longer by the same. `quick` cuts nothing, and has three rules "
     "of greedy eviction before schedules of blocks: its columns are without and with these.",
     PROVEN,
