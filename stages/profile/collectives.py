@@ -8,6 +8,10 @@ from stowage.stages.ir.errors import PlanMismatchError
 from stowage.stages.ir.trace import Call, TraceTables
 
 
+SCALAR_BYTES = 16
+"""What a CPU takes for the number that gradients are divided by: as a double, and in their type."""
+
+
 def collective_cost(call: Call, trace: TraceTables, target: DeviceDescription) -> Cost:
     """Return what a gather or scatter costs.
 
@@ -40,11 +44,13 @@ def workspace_bytes(target: str, shard_bytes: list[int], ranks: int, device: str
     """Return the bytes that a collective needs besides its argument and its result.
 
     A gather of several shards fills one buffer, and copies its results out of it at its end. A scatter divides the
-    gradient into a buffer, which it needs until its end; of several, each by itself before it is copied there.
+    gradient into a buffer, which it needs until its end; of several, each by itself before it is copied there. A
+    CPU divides by a tensor that it makes of the number.
     """
     whole = sum(shard_bytes) * ranks
     if target == GATHER:
         together = len(shard_bytes) > 1
         # Gloo copies the shards into the buffer at once; elsewhere they are read until the end.
         return (whole + (0 if device == "cpu" else sum(shard_bytes))) * together
-    return whole + (max(shard_bytes) * ranks if len(shard_bytes) > 1 else 0)
+    scalar = SCALAR_BYTES if device == "cpu" else 0
+    return whole + scalar + (max(shard_bytes) * ranks if len(shard_bytes) > 1 else 0)
