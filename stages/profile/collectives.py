@@ -7,7 +7,6 @@ from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.errors import PlanMismatchError
 from stowage.stages.ir.trace import Call, TraceTables
 
-
 SCALAR_BYTES = 16
 """What a CPU takes for the number that gradients are divided by: as a double, and in their type."""
 
