@@ -7,8 +7,8 @@ from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.errors import PlanMismatchError
 from stowage.stages.ir.trace import Call, TraceTables
 
-SCALAR_BYTES = 16
-"""What a CPU takes for the number that gradients are divided by: as a double, and in their type."""
+SCALAR_BYTES = 24
+"""Most that a CPU takes for the number that gradients are divided by: as a double, and in their type."""
 
 
 def collective_cost(call: Call, trace: TraceTables, target: DeviceDescription) -> Cost:

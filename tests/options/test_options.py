@@ -10,6 +10,8 @@ import sys
 from math import inf
 from pathlib import Path
 
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 
@@ -128,6 +130,18 @@ def test_a_damaged_file_is_solved_again(tmp_path: Path) -> None:
         path.write_bytes(bad)
         assert options_for_blocks([graph], store, size=SMALL, settings=LIMITS) == first
         assert path.read_bytes() == good
+
+
+def test_a_cost_that_was_changed_in_the_file_is_not_trusted(tmp_path: Path) -> None:
+    graph, store = deep_chain(1), OptionStore(tmp_path)
+    first = options_for_blocks([graph], store, size=SMALL, settings=LIMITS)
+    key = option_key(graph.content_hash(), SMALL, LIMITS)
+    table = pq.read_table(store.path(key))
+    place = table.schema.get_field_index("save_bytes")
+    less = pc.subtract(table.column(place), 1).cast(table.schema.field(place).type)
+    pq.write_table(table.set_column(place, table.schema.field(place), less), store.path(key))
+    assert store.get(key, graph) is None
+    assert options_for_blocks([graph], store, size=SMALL, settings=LIMITS) == first
 
 
 def test_options_of_another_block_are_not_trusted(tmp_path: Path) -> None:
