@@ -2,6 +2,7 @@
 
 - `interpreter`: runs the forward and backward of a trace, call by call, on a model's own tensors.
 - `measure`: compares gradients with and without a rewrite, for each class of values and each kind of codes.
+- `moved`: moves weights a little, where one batch is all there is to measure on.
 - `spread`: tells how much a gradient varies from batch to batch.
 - `store`: keeps what was measured.
 """

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
+from math import inf
 from statistics import fmean
 
 import torch
@@ -12,6 +14,7 @@ from stowage.stages.ir.lossy import GradientError
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.rewrite.lossy import Classes
 from stowage.stages.sensitivity.interpreter import StepTensors, StoredForward
+from stowage.stages.sensitivity.moved import moved
 from stowage.stages.sensitivity.spread import Spread
 from stowage.stages.structure.generators import forked_generators
 
@@ -26,6 +29,13 @@ gradient's own norm may vary several times, so that changes are compared with it
 
 ONE_BATCH = 1.25
 """So many times that is taken where it is measured on one batch, which tells nothing of how much batches differ."""
+
+MOVED = 3
+"""So many times one batch is measured again with weights that are moved a little.
+
+Codes that ReLU's backward reads change a gradient by whole elements, where rounding reaches 0: few of them on one
+batch, a hundred times as many on another. Moved weights draw such elements anew, whatever a batch is made of.
+"""
 
 
 def margin(batches: int) -> float:
@@ -48,8 +58,11 @@ def gradient_errors(
     frozen, without the gradients that nothing then computes. Beside it, of several batches, is told how much the
     gradient varies from batch to batch, with the codes and without.
 
+    One batch alone is measured again with weights that are moved a little, each time beside the gradient of those
+    weights: the largest ratio counts.
+
     Forward runs once for each batch, and backward once for each class and kind of each batch: all of them in as much
-    memory as plain PyTorch takes.
+    memory as plain PyTorch takes, and once more the weights where there is one batch.
 
     Args:
         trace: the step as it was recorded.
@@ -63,20 +76,28 @@ def gradient_errors(
     changes = dict.fromkeys(classes.members(kinds), 0.0)
     norms = dict.fromkeys(changes, 0.0)
     spreads = {key: (Spread(), Spread()) for key in changes} if len(live) > 1 else {}
+    runs: list[Callable[[], StepTensors]] = [partial(_same, each) for each in live]
+    if len(live) == 1:
+        runs += [partial(moved, live[0], seed) for seed in range(MOVED)]
     with around():
-        for number, each in enumerate(live):
-            forward = StoredForward(trace, each, classes.everywhere(kinds))
+        for number, run in enumerate(runs):
+            forward = StoredForward(trace, run(), classes.everywhere(kinds))
             exact = forward.gradients(trace)
             whole = _squared(exact)
             for done, (kind, name) in enumerate(changes, 1):
                 packed, frozen = classes.frozen(kind, name)
                 own = {n: g for n, g in exact.items() if n not in frozen}
-                norms[kind, name] += whole - _squared({n: exact[n] for n in frozen if n in exact})
+                norm = whole - _squared({n: exact[n] for n in frozen if n in exact})
                 found = forward.gradients(packed)
-                changes[kind, name] = max(changes[kind, name], squared_distance(found, own))
+                change = squared_distance(found, own)
+                if number < len(live):
+                    norms[kind, name] += norm
+                else:
+                    change *= norms[kind, name] / norm if 0 < norm < inf else 0.0
+                changes[kind, name] = max(changes[kind, name], change)
                 for spread, gradients in zip(spreads.get((kind, name), ()), (own, found), strict=False):
                     spread.add({n: gradients[n] for n in own})
-                progress(number * len(changes) + done, len(live) * len(changes))
+                progress(number * len(changes) + done, len(runs) * len(changes))
     scales = {key: len(live) / norm if norm else 0.0 for key, norm in norms.items()}
     more = margin(len(live)) ** 2
     return [
@@ -108,6 +129,10 @@ def gradient_error(
             norms = [_squared(StoredForward(trace, each, []).gradients(trace)) for each in beside]
     norm = fmean(norms)
     return (fmean(changes) / norm) ** 0.5 if norm else 0.0
+
+
+def _same(live: StepTensors) -> StepTensors:
+    return live
 
 
 def _squared(gradients: Gradients) -> float:

@@ -58,7 +58,7 @@ def test_equal_to_eager_within_the_budget(name: str, stores: Path) -> None:
         return torch.optim.AdamW(parameters, lr=1e-2)  # type: ignore[arg-type]
 
     with pytest.raises(Infeasible) as found:
-        fit(model, batch, adamw, device_budget=1, loss=loss, cache_dir=stores, quick=True)
+        fit(model, batch, adamw, device_budget=1, loss=loss, method="rockmate", cache_dir=stores, quick=True)
     smallest = found.value.smallest_feasible_bytes
     whole = fit(
         model, batch, adamw, device_budget="200%", loss=loss, cache_dir=stores, quick=True

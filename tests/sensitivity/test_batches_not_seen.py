@@ -20,6 +20,8 @@ from tests.zoo import ZOO
 KINDS = ("bf16", "fixed8", "int8", "int4_group")
 LIMITS = (0.003, 0.05)
 UNSEEN = 6
+SEED = 3
+"""Of the weights: with these, of U-Net, one batch tells less of others than with most."""
 
 
 def another(batch: dict[str, Any], seed: int) -> dict[str, Any]:
@@ -41,6 +43,7 @@ def another(batch: dict[str, Any], seed: int) -> dict[str, Any]:
 def test_unseen_batches_are_within_what_is_predicted(name: str, measured: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its scale is that of the prediction: the root mean square of the norms of the gradients that were measured."""
     monkeypatch.setattr(saved_module, "SMALLEST", 64)
+    torch.manual_seed(SEED)
     model, batch, loss = ZOO[name]()
     trace = trace_step(model, batch, loss=loss)
     seen = [StepTensors.of(model, another(batch, seed)) for seed in range(measured)]

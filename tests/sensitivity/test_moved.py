@@ -1,0 +1,39 @@
+"""Weights that are moved a little, on copies, where one batch is all there is to measure on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from stowage.stages.sensitivity import StepTensors
+from stowage.stages.sensitivity.moved import DISTANCE, moved
+from tests.zoo import ZOO
+
+
+def test_weights_move_by_a_share_of_their_size_and_the_models_own_stay() -> None:
+    model, batch, _ = ZOO["gpt2"]()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    random = torch.get_rng_state()
+    live = StepTensors.of(model, batch)
+    other = moved(live, 0)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    for name, weights in before.items():
+        distance = torch.linalg.vector_norm(other.parameters[name] - weights) / torch.linalg.vector_norm(weights)
+        assert not weights.any() or 0.5 * DISTANCE < distance < 2 * DISTANCE
+    assert other.parameters["lm_head.weight"] is other.parameters["transformer.wte.weight"], "tied weights stay tied"
+    assert other.inputs is live.inputs
+    again, another = moved(live, 0), moved(live, 1)
+    assert all(torch.equal(p, again.parameters[name]) for name, p in other.parameters.items())
+    assert any(not torch.equal(p, another.parameters[name]) for name, p in other.parameters.items())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.complex64, torch.int8, torch.float8_e4m3fn])
+def test_weights_of_any_type(dtype: torch.dtype) -> None:
+    """Those that no normal draws can be added to stay as they are; one without elements does no harm."""
+    weights, none = torch.ones(64).to(dtype), torch.ones(0, 3)
+    found = moved(StepTensors({"w": weights, "none": none}, {}, []), 0).parameters
+    assert found["w"].dtype == dtype
+    assert found["none"].shape == (0, 3)
+    assert (found["w"].data_ptr() != weights.data_ptr()) == (dtype in (torch.bfloat16, torch.complex64))
+    assert bool(found["w"].to(torch.complex64).isfinite().all())
