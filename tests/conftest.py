@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import settings
 
 from tests.matrix import THOROUGH
@@ -37,6 +38,11 @@ def _solves_in_this_process() -> Iterator[None]:
         if settings().max_examples < THOROUGH:
             patch.setattr(os, "cpu_count", lambda: 1)
         yield
+
+
+def pytest_runtest_setup() -> None:
+    """A test's weights do not depend on which tests ran before it on the same worker."""
+    torch.manual_seed(0)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
