@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -86,6 +87,17 @@ def measure_allocations(work: Callable[[], Any], resident: Iterable[torch.Tensor
         peak = max(peak, used)
     events = [AllocatorEvent((ns - start) * 1e-9, nbytes) for ns, nbytes in found]
     return Measured(result, events, peak, used, elapsed)
+
+
+def noted_release(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Tell a profiler what memory is released inside: it does not see the release of memory older than itself."""
+    if not torch._C._autograd._profiler_enabled():
+        return contextlib.nullcontext()
+    storage = tensor.untyped_storage()
+    mark: contextlib.AbstractContextManager[Any] = torch.autograd.profiler.record_function(
+        f"{RELEASE} {storage.data_ptr()} {storage.nbytes()}"
+    )
+    return mark
 
 
 def _start_of(address: int, nbytes: int, sizes: Mapping[int, int]) -> int | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from stowage.stages.device.events import noted_release
 from stowage.stages.ir.actions import PlanAction
 from stowage.stages.ir.errors import PlanMismatchError
 from stowage.stages.ir.updates import gradient_slot
@@ -17,7 +18,6 @@ from stowage.stages.runtime.dispatch import OutsideDispatch, below_autograd
 from stowage.stages.runtime.executors.verbs import Form
 from stowage.stages.runtime.observe.tracing import IterationRecorder
 from stowage.stages.runtime.offload.offloading import Offloading
-from stowage.stages.runtime.offload.transfers import noted_release
 from stowage.stages.runtime.random.randomness import RandomStates
 from stowage.stages.runtime.updates import run_gradient_hooks
 

@@ -11,10 +11,10 @@ from torch import nn
 from stowage.stages.device.tiers import Tier
 from stowage.stages.ir.plan import Slot
 from stowage.stages.ir.updates import is_gradient_slot
-from stowage.stages.runtime.files.weights import absent
 from stowage.stages.runtime.offload.absence import Absent
 from stowage.stages.runtime.offload.layout import Layout
 from stowage.stages.runtime.offload.offloaded_tensor import arrive, leave
+from stowage.stages.runtime.offload.stand_ins import StandIns
 
 
 class Ledger:
@@ -36,6 +36,7 @@ class Ledger:
         self._copied: set[str] = set()
         self._absent = Absent()
         self._stands_for: dict[str, torch.Tensor] = {}
+        self._numbers = StandIns()
         self._touched = 0
         """Counts transfers and changes: if it is unchanged, everything is where the last iteration left it."""
 
@@ -111,7 +112,7 @@ class Ledger:
         """Return the stand-in of an offloaded tensor: made once for each tensor, so that errors can name it."""
         found = self._stands_for.get(name)
         if found is None or (found.shape, found.dtype, found.device) != (tensor.shape, tensor.dtype, tensor.device):
-            found = self._stands_for[name] = absent(tensor, tensor.device)
+            found = self._stands_for[name] = self._numbers.of(tensor, tensor.device)
         return found
 
     def _found(self, name: str) -> None:
@@ -125,6 +126,6 @@ class Ledger:
             self._absent.discard(self._parameters[name])
 
     def _stand_in(self, name: str, device: torch.device) -> torch.Tensor:
-        nothing = absent(self._layouts[name].meta(), device)
+        nothing = self._numbers.of(self._layouts[name].meta(), device)
         leave(nothing, name)
         return nothing

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-from typing import Any
-
 import torch
 from torch import nn
 
-from stowage.stages.device.events import RELEASE
+from stowage.stages.device.events import noted_release
 from stowage.stages.device.heap import ResidentLimit
 from stowage.stages.device.tiers import Tier, Transfer
 from stowage.stages.ir.errors import IllegalPlanError
@@ -115,14 +112,3 @@ class Transfers(Ledger):
     def transfers(self) -> dict[str, Transfer]:
         """Return copies that nobody has waited for yet, by name."""
         return {name: under_way.transfer for name, under_way in self._under_way.items()}
-
-
-def noted_release(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Tell a profiler what memory is released inside: it does not see the release of memory older than itself."""
-    if not torch._C._autograd._profiler_enabled():
-        return contextlib.nullcontext()
-    storage = tensor.untyped_storage()
-    mark: contextlib.AbstractContextManager[Any] = torch.autograd.profiler.record_function(
-        f"{RELEASE} {storage.data_ptr()} {storage.nbytes()}"
-    )
-    return mark

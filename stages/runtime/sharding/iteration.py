@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from stowage.stages.device.events import noted_release
 from stowage.stages.ir.errors import PlanMismatchError
 from stowage.stages.runtime.clipping import scale_of
 from stowage.stages.runtime.executors.iteration import SingleIteration
-from stowage.stages.runtime.offload.transfers import noted_release
 from stowage.stages.runtime.sharding.sharding import Scatter, Sharding
 
 

@@ -14,8 +14,8 @@ from torch import nn
 
 from stowage.stages.ir.collectives import ShardForm
 from stowage.stages.ir.errors import ParameterError
-from stowage.stages.runtime.files.weights import absent
 from stowage.stages.runtime.offload.offloaded_tensor import OffloadedTensor, arrive, leave
+from stowage.stages.runtime.offload.stand_ins import StandIns
 from stowage.stages.runtime.offload.state_dicts import guard_module, guard_optimizer
 from stowage.stages.runtime.sharding.failures import listed
 from stowage.stages.runtime.sharding.memory import alone_with, memory_of, release, users_of
@@ -68,7 +68,7 @@ class Sharding:
         self.under_way = UnderWay()
         self._sharded = False
         self._shards: dict[str, torch.Tensor] = {}
-        self._nothing: dict[torch.dtype, torch.Tensor] = {}
+        self._nothing = StandIns()
         self._depth = 0
         self._raw = False
 
@@ -150,6 +150,7 @@ class Sharding:
             self._parameters[name].data = shard
             if isinstance(shard, OffloadedTensor):
                 leave(self._parameters[name], name)
+        self._nothing.release()
 
     def _leave(self) -> None:
         for name in self._shards:
@@ -167,10 +168,7 @@ class Sharding:
 
     def _stand_in(self, name: str) -> torch.Tensor:
         """Return a tensor of a parameter's whole shape without numbers; all of one type share one number's memory."""
-        like = self._whole[name]
-        if like.dtype not in self._nothing:
-            self._nothing[like.dtype] = absent(like.new_empty(()), self._parameters[name].device)
-        return self._nothing[like.dtype].expand(like.shape)
+        return self._nothing.of(self._whole[name], self._parameters[name].device)
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Return the model's parameters, by name."""
