@@ -267,8 +267,8 @@ STEP_TIME = Section(
     "elixir_step_time",
     "How long planning a sharded step takes",
     "Time of the processor, from tracing the model to the plan. *Made by*: how the plan that won was made; *gap*: how "
-    "far above the time of computing alone, or of the slowest link alone, the plan's time is. The rows of OPT-175B "
-    "were measured beside other work and after the others, with a planner that judges choices for groups first.",
+    "far above the time of computing alone, or of the slowest link alone, the plan's time is. Tests ran on the same "
+    "two cores meanwhile.",
     PLANNED,
     (
         text("model", "model"),
