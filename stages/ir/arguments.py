@@ -27,19 +27,20 @@ def map_arguments(text: str, leaf: Callable[[str, Any], Any]) -> tuple[list[Any]
     Raises:
         TableError: the text is not the arguments of a call.
     """
-
-    def walk(item: Any) -> Any:
-        if isinstance(item, dict):
-            if len(item) != 1:
-                raise _refused(item)
-            ((key, content),) = item.items()
-            return leaf(key, _content(key, content))
-        if isinstance(item, list):
-            return [walk(element) for element in item]
-        return item
-
     args, kwargs = _parse(text)
-    return [walk(a) for a in args], {k: walk(a) for k, a in kwargs.items()}
+    return [_mapped(a, leaf) for a in args], {k: _mapped(a, leaf) for k, a in kwargs.items()}
+
+
+def _mapped(item: Any, leaf: Callable[[str, Any], Any]) -> Any:
+    """Map one argument; a function inside would be a cycle, and keep what `leaf` knows until garbage is collected."""
+    if isinstance(item, dict):
+        if len(item) != 1:
+            raise _refused(item)
+        ((key, content),) = item.items()
+        return leaf(key, _content(key, content))
+    if isinstance(item, list):
+        return [_mapped(element, leaf) for element in item]
+    return item
 
 
 def _parse(text: str) -> tuple[list[Any], dict[str, Any]]:

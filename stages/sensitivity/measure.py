@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from math import inf
 from statistics import fmean
 
@@ -61,8 +60,9 @@ def gradient_errors(
     One batch alone is measured again with weights that are moved a little, each time beside the gradient of those
     weights: the largest ratio counts.
 
-    Forward runs once for each batch, and backward once for each class and kind of each batch: all of them in as much
-    memory as plain PyTorch takes, and once more the weights where there is one batch.
+    Forward runs once for each batch, and backward once for each class and kind of each batch, one batch after the
+    other: in the memory of a plain forward and backward and of about three gradients more, and where there is one
+    batch once more the weights.
 
     Args:
         trace: the step as it was recorded.
@@ -76,12 +76,12 @@ def gradient_errors(
     changes = dict.fromkeys(classes.members(kinds), 0.0)
     norms = dict.fromkeys(changes, 0.0)
     spreads = {key: (Spread(), Spread()) for key in changes} if len(live) > 1 else {}
-    runs: list[Callable[[], StepTensors]] = [partial(_same, each) for each in live]
+    runs: list[tuple[StepTensors, int | None]] = [(each, None) for each in live]
     if len(live) == 1:
-        runs += [partial(moved, live[0], seed) for seed in range(MOVED)]
+        runs += [(live[0], seed) for seed in range(MOVED)]
     with around():
-        for number, run in enumerate(runs):
-            forward = StoredForward(trace, run(), classes.everywhere(kinds))
+        for number, (each, seed) in enumerate(runs):
+            forward = StoredForward(trace, each if seed is None else moved(each, seed), classes.everywhere(kinds))
             exact = forward.gradients(trace)
             whole = _squared(exact)
             for done, (kind, name) in enumerate(changes, 1):
@@ -90,14 +90,17 @@ def gradient_errors(
                 norm = whole - _squared({n: exact[n] for n in frozen if n in exact})
                 found = forward.gradients(packed)
                 change = squared_distance(found, own)
-                if number < len(live):
+                if seed is None:
                     norms[kind, name] += norm
                 else:
                     change *= norms[kind, name] / norm if 0 < norm < inf else 0.0
                 changes[kind, name] = max(changes[kind, name], change)
                 for spread, gradients in zip(spreads.get((kind, name), ()), (own, found), strict=False):
                     spread.add({n: gradients[n] for n in own})
+                    del gradients
+                del found, own  # before others are made
                 progress(number * len(changes) + done, len(runs) * len(changes))
+            del forward, exact  # likewise
     scales = {key: len(live) / norm if norm else 0.0 for key, norm in norms.items()}
     more = margin(len(live)) ** 2
     return [
@@ -129,10 +132,6 @@ def gradient_error(
             norms = [_squared(StoredForward(trace, each, []).gradients(trace)) for each in beside]
     norm = fmean(norms)
     return (fmean(changes) / norm) ** 0.5 if norm else 0.0
-
-
-def _same(live: StepTensors) -> StepTensors:
-    return live
 
 
 def _squared(gradients: Gradients) -> float:

@@ -1,4 +1,4 @@
-"""Makes copies of a step's weights that are moved a little, as a few steps of training might move them."""
+"""Makes copies of a step's weights that are moved a little, as training moves them."""
 
 from __future__ import annotations
 
