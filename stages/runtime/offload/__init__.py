@@ -8,7 +8,7 @@
 - `layout`: shape and strides of a tensor while it is offloaded.
 - `cpu_updates`: the optimizer on one parameter, in a thread.
 - `absence`, `offloaded_tensor`, `state_dicts`: refuse to read what is offloaded, with an error that says so.
-- `stand_ins`: tensors without content, in the memory of one number.
+- `stand_ins`: tensors without content, in the memory of one number each.
 - `lender`: who lends weights to a plain forward.
 - `contents`: tensors wherever they are, for those who save and load.
 """

@@ -35,8 +35,7 @@ class Ledger:
         self._offloaded: set[str] = set()
         self._copied: set[str] = set()
         self._absent = Absent()
-        self._stands_for: dict[str, torch.Tensor] = {}
-        self._numbers = StandIns()
+        self._stand_ins = StandIns()
         self._touched = 0
         """Counts transfers and changes: if it is unchanged, everything is where the last iteration left it."""
 
@@ -109,11 +108,8 @@ class Ledger:
         self._copied.difference_update(names)
 
     def _nothing(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the stand-in of an offloaded tensor: made once for each tensor, so that errors can name it."""
-        found = self._stands_for.get(name)
-        if found is None or (found.shape, found.dtype, found.device) != (tensor.shape, tensor.dtype, tensor.device):
-            found = self._stands_for[name] = self._numbers.of(tensor, tensor.device)
-        return found
+        """Return the stand-in of an offloaded tensor."""
+        return self._stand_ins.of(name, tensor, tensor.device)
 
     def _found(self, name: str) -> None:
         """Note that the tensor's content is on the device, or about to be."""
@@ -126,6 +122,6 @@ class Ledger:
             self._absent.discard(self._parameters[name])
 
     def _stand_in(self, name: str, device: torch.device) -> torch.Tensor:
-        nothing = self._numbers.of(self._layouts[name].meta(), device)
+        nothing = self._stand_ins.of(name, self._layouts[name].meta(), device)
         leave(nothing, name)
         return nothing

@@ -68,7 +68,7 @@ class Sharding:
         self.under_way = UnderWay()
         self._sharded = False
         self._shards: dict[str, torch.Tensor] = {}
-        self._nothing = StandIns()
+        self._stand_ins = StandIns()
         self._depth = 0
         self._raw = False
 
@@ -150,7 +150,7 @@ class Sharding:
             self._parameters[name].data = shard
             if isinstance(shard, OffloadedTensor):
                 leave(self._parameters[name], name)
-        self._nothing.release()
+        self._stand_ins.release()
 
     def _leave(self) -> None:
         for name in self._shards:
@@ -167,8 +167,8 @@ class Sharding:
             self._parameters[name].grad = self.gradients.pop(name)
 
     def _stand_in(self, name: str) -> torch.Tensor:
-        """Return a tensor of a parameter's whole shape without numbers; all of one type share one number's memory."""
-        return self._nothing.of(self._whole[name], self._parameters[name].device)
+        """Return a tensor of a parameter's whole shape without numbers."""
+        return self._stand_ins.of(name, self._whole[name], self._parameters[name].device)
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Return the model's parameters, by name."""
