@@ -91,6 +91,8 @@ class Copies:
         self._lanes = (*linked.values(), *self._apart.values())
         self._apart_rates = (_NANOSECONDS,) * len(self._apart)
         self._latest_update: _Part | None = None
+        self._going: list[tuple[_Lane, _Part, float]] | None = None
+        """What the lanes work on and at which rates; None when something was queued or done since."""
         self._clock = 0.0
 
     def copy(self, lane: LaneName, nbytes: int, now_s: float, *, on_disk: bool = False) -> Beside:
@@ -108,14 +110,14 @@ class Copies:
         if through:
             queue = self._write if queue is self._down else self._read
         part = _Part(float(nbytes), queue, through)
-        queue.append(part)
+        self._queue(part)
         return Beside(part, part)
 
     def work(self, lane: LaneName, seconds: float, now_s: float) -> Beside:
         """Queue work that takes so long on a lane that shares no link."""
         self.advance(now_s)
         part = _Part(seconds * _NANOSECONDS, self._apart[lane])
-        part.lane.append(part)
+        self._queue(part)
         return Beside(part, part)
 
     def update(self, lane: LaneName, seconds: float, now_s: float, *, disk_bytes: int = 0) -> Beside:
@@ -127,10 +129,14 @@ class Copies:
             last = computing.then = _Part(float(disk_bytes), self._write)
         before, self._latest_update = self._latest_update, last
         if before is None or before.end_s == before.end_s:
-            first.lane.append(first)
+            self._queue(first)
         else:
             before.then = first
         return Beside(first, last)
+
+    def _queue(self, part: _Part) -> None:
+        part.lane.append(part)
+        self._going = None
 
     def advance(self, until_s: float) -> None:
         """Advance to a time."""
@@ -185,25 +191,32 @@ class Copies:
         halved = tuple(r / 2 if name == "collective" else r for name, r in zip(self._apart, apart, strict=True))
         return (*(r / 2 for r in linked), *halved)
 
-    def _one_event(self, until_s: float) -> None:
-        """Advance to the end of the next part, or to `until_s` if that is earlier."""
-        step = until_s - self._clock
+    def _heads(self) -> list[tuple[_Lane, _Part, float]]:
+        """Return what the lanes work on from now on, and at which rates."""
         going: list[tuple[_Lane, _Part, float]] = []
         for lane, rate in zip(self._lanes, self._rates()):
             if lane:
                 first = lane[0]
                 if first.start_s != first.start_s:
                     first.start_s = self._clock
-                step = min(step, first.left / rate)
                 going.append((lane, first, rate))
+        return going
+
+    def _one_event(self, until_s: float) -> None:
+        """Advance to the end of the next part, or to `until_s` if that is earlier."""
+        if self._going is None:
+            self._going = self._heads()
+        going = self._going
+        step = min([until_s - self._clock, *(first.left / rate for _, first, rate in going)])
         self._clock += step
         for lane, first, rate in going:
             first.left -= rate * step
             if first.left <= _ROUNDING:
+                self._going = None
                 lane.popleft()
                 first.end_s = self._clock
                 if first.then is not None:
-                    first.then.lane.append(first.then)
+                    self._queue(first.then)
 
 
 def _share(both_bytes_per_s: float, link: Link) -> float:

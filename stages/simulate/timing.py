@@ -32,12 +32,13 @@ class Timing:
             self._copy("offload" if storage in start.offloading else "reload", storage, storages[storage].nbytes, 0.0)
         self._clock = 0.0
         self._storages, self._nodes = storages, nodes
-        kinds = [ACTIONS[step.kind] for step in steps]
-        rounds = 2 if any(kind.ends for kind in kinds) else 1
+        rows = [(step, ACTIONS[step.kind]) for step in steps]
+        alone_s = [self._alone_s(*row) for row in rows]
+        rounds = 2 if any(kind.ends for _, kind in rows) else 1
         for _ in range(rounds):
             began = self._clock
             self.wait_s = 0.0
-            spans = [self._row(step, kind) for step, kind in zip(steps, kinds)]
+            spans = [self._row(*row) if s is None else self._passed(s) for row, s in zip(rows, alone_s)]
         self.period_s = self._clock - began
         self._copies.finish_all()
         self.times: list[tuple[float, float]] = []
@@ -50,6 +51,20 @@ class Timing:
         self._under_way[storage] = work
         return work
 
+    def _alone_s(self, step: Step, kind: Kind) -> float | None:
+        """Return the seconds of a row to which it does not matter what is under way, None for others."""
+        if kind.beside or kind.ends:
+            return None
+        if not kind.on_node:
+            return 0.0
+        node = self._nodes[step.node]
+        return None if node.collective else node.time_s
+
+    def _passed(self, seconds: float) -> tuple[float, float]:
+        start_s = self._clock
+        self._clock = end_s = start_s + seconds
+        return start_s, end_s
+
     def _row(self, step: Step, kind: Kind) -> tuple[float, float] | Beside:
         start_s = self._clock
         if kind.transfers:
@@ -58,8 +73,7 @@ class Timing:
             work = self._under_way[step.storage] = self._work(step, kind)
             return work
         if kind.on_node:
-            node = self._nodes[step.node]
-            self._clock = end_s = self._collected(node) if node.collective else start_s + node.time_s
+            self._clock = end_s = self._collected(self._nodes[step.node])
             return start_s, end_s
         if kind.ends and step.storage in self._under_way:  # otherwise it is an update before the first iteration
             self._clock = max(start_s, self._copies.finish(self._under_way.pop(step.storage)))

@@ -24,7 +24,7 @@ def binding_step(outcome: Outcome, trace: TraceTables, nodes: Sequence[ComputeNo
     """Return the module and pass of the peak: `blocks.5.mlp, backward`."""
     at = {node.node: node for node in nodes}
     # A copy belongs to the node that runs next.
-    later = (at[row.node] for row in outcome.rows[outcome.peak_row :] if row.node in at)
+    later = (at[row.node] for row in outcome.untimed[outcome.peak_row :] if row.node in at)
     node = next(later, None)
     if node is None:
         return "the end of the step"

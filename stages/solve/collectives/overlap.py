@@ -95,10 +95,10 @@ def _rows_of(steps: Sequence[Step], outcome: Outcome, nodes: Sequence[ComputeNod
     at_s: list[float] = []
     touched: list[frozenset[int]] = []
     shift_s = 0.0
-    for step, row in zip(steps, outcome.rows, strict=True):
-        at_s.append(row.start_s - shift_s)
+    for step, (start_s, end_s) in zip(steps, outcome.times, strict=True):
+        at_s.append(start_s - shift_s)
         if _is_collective(step, nodes):
-            shift_s += row.end_s - row.start_s
+            shift_s += end_s - start_s
         if step.node >= 0:
             node = nodes[step.node]
             touched.append(frozenset({*node.reads, *node.mutates, *node.creates}))
@@ -147,8 +147,8 @@ class _Overlap:
     ) -> None:
         self.steps, self.nodes, self.nbytes, self.lead = steps, nodes, nbytes, lead
         self.moves = moves
-        self.time_s = [row.end_s - row.start_s for row in outcome.rows]
-        self.room = np.array([budget_bytes - row.peak_bytes for row in outcome.rows], dtype=np.int64)
+        self.time_s = [end_s - start_s for start_s, end_s in outcome.times]
+        self.room = np.array([budget_bytes - row.peak_bytes for row in outcome.untimed], dtype=np.int64)
         self.rows = rows
         self.key: dict[int, float] = {}
         """Position of a row that moves."""

@@ -80,10 +80,10 @@ class _Round:
         timeline: type[PlanTimeline],
     ) -> None:
         self.steps = steps
-        self.rows = outcome.rows
+        self.times = outcome.times
         self.touched = touched
         self.sizes = sizes
-        self.room = np.array([budget_bytes - r.peak_bytes for r in outcome.rows], dtype=np.int64)
+        self.room = np.array([budget_bytes - r.peak_bytes for r in outcome.untimed], dtype=np.int64)
         self.of: dict[int, list[int]] = {}
         for i, step in enumerate(steps):
             if step.kind != "compute":
@@ -123,13 +123,13 @@ class _Round:
         return self.keys.get(row, float(row))
 
     def _task(self, row: int) -> UpdateTask:
-        step, start = self.steps[row], self.rows[row].start_s
+        step, (start_s, end_s) = self.steps[row], self.times[row]
         before = [j for s in self.touched[step.node] for j in self.of.get(s, ()) if j < row]
         waits = [j for j in self.of[step.storage] if self.steps[j].kind == "wait"]
         wait = min((j for j in waits if j > row), default=min(waits, default=row))
         deadline_s = self.time.at_s[wait] + (0.0 if wait > row else self.time.period_s)
         release_s = self.time.at_s[max(before, default=0)]
-        return UpdateTask(row, tuple(before), wait, release_s, deadline_s, self.rows[row].end_s - start)
+        return UpdateTask(row, tuple(before), wait, release_s, deadline_s, end_s - start_s)
 
     def _postpone(self, wait: Wait) -> None:
         """Wait for an update by the CPU only when it is done, and start the reload of its weight then, if one follows.

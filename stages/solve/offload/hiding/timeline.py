@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from stowage.stages.ir.actions import ACTIONS, LaneName, PlanAction
-from stowage.stages.ir.plan import PlanRow
 from stowage.stages.ir.step import Step
 from stowage.stages.simulate.plan import Outcome
 
@@ -42,9 +41,9 @@ class PlanTimeline:
 
     def __init__(self, steps: Sequence[Step], outcome: Outcome, of: dict[int, list[int]]) -> None:
         self._steps = steps
-        self._rows: Sequence[PlanRow] = outcome.rows
+        self._times = outcome.times
         self._of = of
-        self.at_s = [r.start_s for r in outcome.rows]
+        self.at_s = [start_s for start_s, _ in outcome.times]
         self.period_s = outcome.time_s
 
     @cached_property
@@ -92,10 +91,10 @@ class PlanTimeline:
         """Return the rows of reloads that are before one in the queue of the link, and are waited for later."""
         before = self._steps[:reload]
         issued = next((i for i in range(reload - 1, -1, -1) if not ACTIONS[before[i].kind].beside), 0)
-        issued_s = self._rows[issued].start_s
+        issued_s = self._times[issued][0]
         found: list[int] = []
         for copy in reversed(self._reloads[: bisect_left(self._reloads, reload)]):
-            if self._rows[copy].end_s <= issued_s:
+            if self._times[copy][1] <= issued_s:
                 break
             if self._due_s.get(copy, 0.0) > self._due_s[reload]:
                 found.append(copy)
@@ -105,12 +104,12 @@ class PlanTimeline:
         """Return where computing waits; what is wanted reaches a little further, for rows move."""
         found: list[Wait] = []
         for row, copy, _ in self._pairs():
-            start, end = self._rows[row].start_s, self._rows[row].end_s
+            start, end = self._times[row]
             action, late = self._steps[copy].kind, end - start
             if late > 1e-9:
                 # Rows after the wait will start earlier by the time that it no longer takes.
                 early = ACTIONS[action].takes_device_memory
-                wanted = self._rows[copy].start_s - late * WANTED_MARGIN if early else end + late * WANTED_MARGIN
+                wanted = self._times[copy][0] - late * WANTED_MARGIN if early else end + late * WANTED_MARGIN
                 found.append(Wait(row, self._steps[row].storage, late, copy, action, wanted))
         return found
 
@@ -124,12 +123,12 @@ class FreeRunning(PlanTimeline):
     def __init__(self, steps: Sequence[Step], outcome: Outcome, of: dict[int, list[int]]) -> None:
         super().__init__(steps, outcome, of)
         clock, self.at_s = 0.0, []
-        for step, row in zip(steps, outcome.rows):
+        for step, (start_s, end_s) in zip(steps, outcome.times):
             self.at_s.append(clock)
             if step.kind == "compute":
-                clock += row.end_s - row.start_s
+                clock += end_s - start_s
         self.period_s = clock
-        self._time_s = {i: r.end_s - r.start_s for i, r in enumerate(outcome.rows) if ACTIONS[steps[i].kind].beside}
+        self._time_s = {i: end - start for i, (start, end) in enumerate(outcome.times) if ACTIONS[steps[i].kind].beside}
 
     def _ends(self, action: PlanAction) -> dict[int, float]:
         """Return when each copy of one queue is over; what is left of an iteration goes on in the next."""

@@ -237,12 +237,12 @@ class _Search:
             return set()
         waiting: set[int] = set()
         updating = set(plan.state.updating)
-        for step, row in zip(plan.steps, plan.outcome.rows):
+        for step, (start_s, end_s) in zip(plan.steps, plan.outcome.times):
             if step.kind == "update":
                 updating.add(step.storage)
             elif step.kind == "wait" and step.storage in updating:
                 updating.discard(step.storage)
-                if row.end_s - row.start_s > NOTICEABLE_WAIT * plan.outcome.time_s:
+                if end_s - start_s > NOTICEABLE_WAIT * plan.outcome.time_s:
                     waiting.add(step.storage)
         return waiting
 
