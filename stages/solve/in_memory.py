@@ -198,7 +198,7 @@ class InMemory:
     def propose(self, task: Task) -> Proposals:
         """Propose the fastest plan within the budget, and the leanest of all."""
         maker = order_maker_of(task)
-        orders, leanest = self._orders(maker)
+        orders, leanest = self._orders(maker, is_mixture=task.request.is_mixture)
         fitting = [o for o in orders if o.peak_bytes <= task.budget_bytes]
         if fitting and not self.only_bound:
             best = min(fitting, key=lambda o: (o.time_s, o.method != "keep_all", o.peak_bytes))
@@ -214,8 +214,8 @@ class InMemory:
         decision = decided_by_options(order, task.chain, task.request)
         return Proposal(method=method, steps=task.program.steps(order.executions), decision=decision)
 
-    def _orders(self, maker: OrderMaker) -> tuple[list[Order], Order]:
-        """Return orders to choose from, and the one that takes least memory."""
+    def _orders(self, maker: OrderMaker, *, is_mixture: bool) -> tuple[list[Order], Order]:
+        """Return orders to choose from, and the one that takes least memory: of a mixture, of those that were made."""
         budget_bytes, everything, slots, method = maker.budget_bytes, self.everything, self.slots, self.method
         base_bytes = maker.program.base_bytes
         # In memory besides what RK-Rotor counts.
@@ -232,7 +232,8 @@ class InMemory:
             return found, found[0]
         known = [everything, *policies] if method not in COMPARED else []
         smallest = min([smallest, *known], key=lambda p: (p.peak_bytes, p.time_s))
-        smallest = maker.tighten(smallest, overhead_bytes, slots)
+        if not is_mixture:
+            smallest = maker.tighten(smallest, overhead_bytes, slots)
         orders = []
         if method == "auto":
             orders.append(everything)

@@ -55,6 +55,8 @@ class PlanRequest:
             most a share of the time since (see `time_share`), so that a plan that is found at once is not waited for;
             None gives the ones all of `cut_seconds`, and the other the time for all its rules.
         ways: how many ways to compute the step are planned, which share the time of greedy eviction.
+        is_mixture: the step mixes rewrites. It is planned where a rewrite alone has a plan, so that nobody asks for the
+            least memory that it needs.
         max_gradient_error: most that all of a plan's may do together, see `Lossy`.
         rewrite: the one rewrite that plans are of, or `EXACT`, or `TOGETHER`; by default any but those with codes for
             what is frozen, which take memory where everything trains.
@@ -76,6 +78,7 @@ class PlanRequest:
     cut_seconds: float = 0.0
     planning_since_s: float | None = None
     ways: int = 1
+    is_mixture: bool = False
     max_gradient_error: float = math.inf
     rewrite: str = ""
 

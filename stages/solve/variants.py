@@ -154,15 +154,15 @@ def _planned(variants: Sequence[Variant], options: Sequence[Option], request: Pl
             break
     if not found:
         raise min(failures, key=lambda f: f.smallest_feasible_bytes)
+    smallest = min([s.summary.smallest_feasible_bytes for s in found] + [f.smallest_feasible_bytes for f in failures])
     if all((_leaves_to_be_desired(s) or is_asked(s.summary.variant)) and not s.slots for s in found):
         for way in mixtures(ways, options, request, known.part("mixtures")):
             if not allowed(way):
                 continue
             with suppress(Infeasible):  # rounding to slots can promise what the referee does not find
                 # Mixtures differ in blocks, of which eviction knows nothing: it has tried the whole rewrites.
-                found.append(plan(way, replace(request, eviction_rules=0)))
+                found.append(plan(way, replace(request, eviction_rules=0, is_mixture=True)))
                 tried.append(Planned(way, found[-1], mixture=True))
-    smallest = min([s.summary.smallest_feasible_bytes for s in found] + [f.smallest_feasible_bytes for f in failures])
     untried = [v for v in ways if (request.lossy or is_exact(v.name)) and all(t.way is not v for t in tried)]
     found = proven(tried, untried, request, allowed)
     best = preferred(found)

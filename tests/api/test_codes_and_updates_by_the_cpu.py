@@ -14,7 +14,7 @@ import torch
 
 from stowage.flows import Lossy, TrainingStep, fit
 from stowage.flows.benchmarks.slimfit.by_the_cpu import updates_by_the_cpu
-from stowage.flows.benchmarks.slimfit.pairs import coded_tensors, updated_by_the_cpu
+from stowage.flows.benchmarks.slimfit.pair_job import coded_tensors, updated_by_the_cpu
 from stowage.stages.rewrite.lossy import saved as saved_module
 from stowage.stages.trace import trace_step
 from tests.api.test_leave_is_not_stored import first_lossy

@@ -14,7 +14,8 @@ import torch
 from stowage.flows.benchmarks.slimfit.figure import accuracy_figure
 from stowage.flows.benchmarks.slimfit.lossy_plans import CASES, EXACT, LossyRow, compare_lossy
 from stowage.flows.benchmarks.slimfit.models import MODELS
-from stowage.flows.benchmarks.slimfit.pairs import PAPER, TECHNIQUES, combinations, measured_pairs
+from stowage.flows.benchmarks.slimfit.pair_job import TECHNIQUES
+from stowage.flows.benchmarks.slimfit.pairs import PAPER, combinations, measured_pairs
 from stowage.flows.benchmarks.slimfit.saved import saved_activations
 from stowage.flows.benchmarks.slimfit.saved_by_ils import saved_by_ils
 from stowage.flows.benchmarks.slimfit.saved_in_codes import saved_in_codes

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stowage.flows.benchmarks.slimfit import pairs
-from stowage.flows.benchmarks.slimfit.pairs import PAPER, TECHNIQUES, PairRow, combinations, measured_pairs
+from stowage.flows.benchmarks.slimfit import pair_job
+from stowage.flows.benchmarks.slimfit.pair_job import TECHNIQUES, PairRow
+from stowage.flows.benchmarks.slimfit.pairs import PAPER, combinations, measured_pairs
 from stowage.stages.rewrite.lossy import saved as saved_module
 
 CLOSE_BYTES = 1 << 20
@@ -17,7 +18,7 @@ def test_combinations_are_each_alone_each_pair_and_all() -> None:
     found = combinations()
     assert found[0] == ()
     assert found[-1] == TECHNIQUES
-    assert len(found) == len(set(found)) == 1 + 8 + 28 + 4 + 1
+    assert len(found) == len(set(found)) == 1 + 9 + 36 + 4 + 1
     assert set(PAPER) <= set(map(" + ".join, found))
     assert all("LoRA" in c for c in combinations(["LoRA"]))
 
@@ -25,11 +26,11 @@ def test_combinations_are_each_alone_each_pair_and_all() -> None:
 @pytest.fixture
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saved_module, "SMALLEST", 256)
-    monkeypatch.setattr(pairs, "LENGTH", 32)
+    monkeypatch.setattr(pair_job, "LENGTH", 32)
     small = {"n_layer": 2, "n_embd": 64, "n_head": 2, "n_positions": 32, "vocab_size": 64}
-    monkeypatch.setattr(pairs, "SHAPE", small)
-    monkeypatch.setattr(pairs, "QUANTISED", ("int8_tensor",))
-    monkeypatch.setattr(pairs, "RANK", 2)
+    monkeypatch.setattr(pair_job, "SHAPE", small)
+    monkeypatch.setattr(pair_job, "QUANTISED", ("int8_tensor",))
+    monkeypatch.setattr(pair_job, "RANK", 2)
 
 
 def measured(folder: Path, *wanted: tuple[str, ...]) -> dict[str, PairRow]:
