@@ -305,6 +305,9 @@ class TrainingStep(Storing):
         Where the call is compared with plain PyTorch, that is part of it.
         """
         program = self.prepare(batch, update=update)
+        if self.frozen is not None:
+            # What ranks tell each other about it is released by a thread of gloo, which the profiler does not see.
+            self.frozen.schedule.active()
 
         def run(given: Any) -> torch.Tensor:
             return self._checked(program, given, lambda: program(given), lambda loss: loss)
