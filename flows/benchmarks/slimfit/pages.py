@@ -208,13 +208,15 @@ PAIRS = Section(
     "adapters of rank 16. *accumulate*: four micro-batches. These take the least memory that they can with nothing "
     "computed again; with *recompute* the step has half of that beside what is there between steps, and with "
     "*offload* half of what is there between steps goes to the disk, or both as far as there is a plan; *CPU updates* "
-    "is the same with RAM in the place of a GPU's host memory, and updates there. With codes besides, such a "
+    "is the same with RAM in the place of a GPU's host memory, and updates there. *shard*: two ranks with gloo, which "
+    "share the two cores, each with 8 samples of its own; the rank that takes most is told, and its updates are timed "
+    "beside DistributedDataParallel's. With codes besides, such a "
     "combination has a byte less than the least that any exact plan of it needs, or the least that there is a plan "
     "for. What each plan really does is told: *computed again*, in an update; most that is *offloaded*; parameters "
     "*updated by the CPU*; and how many tensors are *in codes*. Peaks are those with the most demanding units "
     "training. Updates are timed in turns with plain PyTorch's, all samples at once; medians. *Paper*: memory and "
-    "seconds an epoch of GPT-2 on WikiText-2, where SlimFit is what freezes, quantises and prunes. Sharding is no "
-    "column: two ranks with codes, and with freezing, are compared with DistributedDataParallel by "
+    "seconds an epoch of GPT-2 on WikiText-2, where SlimFit is what freezes, quantises and prunes. That ranks train "
+    "the same numbers with codes, and with freezing, as DistributedDataParallel does with these, is tested by "
     "`tests/sharding/test_codes_on_ranks.py` and `tests/sharding/test_freezing_on_ranks.py`.",
     f"{SLIMFIT} --parts pairs",
     (

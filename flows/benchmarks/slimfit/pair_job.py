@@ -36,10 +36,32 @@ TECHNIQUES = ("freeze", "quantise", "prune", "recompute", "offload", "CPU update
 RATE = 0.75
 """The freezing rate, the paper's for GPT-2."""
 
-SAMPLES, LENGTH, MICRO_BATCHES, RANK = 8, 128, 4, 16
-SHAPE = {"n_layer": 4, "n_embd": 192, "n_head": 4, "n_positions": LENGTH, "vocab_size": 512}
-QUANTISED = ("bf16", "fixed8", "int8", "int8_group", "int4_group")
-"""Kinds that are allowed where values may be quantised; the limit is the default."""
+SAMPLES, MICRO_BATCHES = 8, 4
+
+
+@dataclass(frozen=True)
+class PairSize:
+    """How large the model is.
+
+    Attributes:
+        layers, width, heads, length, vocabulary: of GPT-2.
+        rank: of the adapters.
+        quantised: kinds that are allowed where values may be quantised; the limit is the default.
+    """
+
+    layers: int = 4
+    width: int = 192
+    heads: int = 4
+    length: int = 128
+    vocabulary: int = 512
+    rank: int = 16
+    quantised: tuple[str, ...] = ("bf16", "fixed8", "int8", "int8_group", "int4_group")
+
+    def model(self) -> nn.Module:
+        """Return the model."""
+        shape = {"n_layer": self.layers, "n_embd": self.width, "n_head": self.heads}
+        return build_model("gpt2", {**shape, "n_positions": self.length, "vocab_size": self.vocabulary}, seed=0)
+
 
 PRUNED, PRUNING_ERROR = "top10", 0.5
 """The kind that prunes, and the limit where it is the only one: nine tenths of what it packs are left out."""
@@ -125,11 +147,13 @@ class PairJob:
         techniques: which are allowed.
         stores: folder of the stores, see `cache_dir` of `fit`.
         folder: where tensors may be offloaded to.
+        size: how large the model is.
     """
 
     techniques: frozenset[str]
     stores: Path
     folder: Path
+    size: PairSize = PairSize()
     masks: _Masks = field(default_factory=_Masks)
 
     @property
@@ -144,17 +168,19 @@ class PairJob:
 
     def batch(self, model: nn.Module) -> Batch:
         """Return a micro-batch."""
-        return sample_batch(getattr(model, "base_model", model), SAMPLES // self.micro_batches, LENGTH, _seed())
+        return sample_batch(
+            getattr(model, "base_model", model), SAMPLES // self.micro_batches, self.size.length, _seed()
+        )
 
     def model(self) -> nn.Module:
         """Return the model, with adapters if these alone train."""
-        model = build_model("gpt2", SHAPE, seed=0)
+        model = self.size.model()
         if "LoRA" not in self.techniques:
             return model
         from peft import LoraConfig, get_peft_model
 
         with seeded(0):
-            adapters = LoraConfig(r=RANK, target_modules=["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True)
+            adapters = LoraConfig(r=self.size.rank, target_modules=["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True)
             found: nn.Module = get_peft_model(model, adapters)
         return found.train()
 
@@ -169,7 +195,7 @@ class PairJob:
             return found
         pruned = [PRUNED] if "prune" in self.techniques else []
         if "quantise" in self.techniques:
-            found["lossy"] = Lossy([*QUANTISED, *pruned])
+            found["lossy"] = Lossy([*self.size.quantised, *pruned])
         elif pruned:
             found["lossy"] = Lossy(pruned, PRUNING_ERROR)
         return found
@@ -233,7 +259,7 @@ def measured(job: PairJob, updates: int) -> PairRow:
         job: the combination.
         updates: timed updates.
     """
-    step, plain = job.step(), _plain(sharded=job.sharded)
+    step, plain = job.step(), _plain(job)
     batch = job.batch(step.model)
 
     def update() -> None:
@@ -294,11 +320,11 @@ def _seed() -> int:
     return 1 + (dist.get_rank() if dist.is_initialized() else 0)
 
 
-def _plain(*, sharded: bool) -> Callable[[], None]:
+def _plain(job: PairJob) -> Callable[[], None]:
     """Return plain PyTorch's update of all samples: of several ranks, DistributedDataParallel's."""
-    model = build_model("gpt2", SHAPE, seed=0)
-    batch = sample_batch(model, SAMPLES, LENGTH, _seed())
-    trained = nn.parallel.DistributedDataParallel(model) if sharded else model
+    model = job.size.model()
+    batch = sample_batch(model, SAMPLES, job.size.length, _seed())
+    trained = nn.parallel.DistributedDataParallel(model) if job.sharded else model
     optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-4)
 
     def update() -> None:

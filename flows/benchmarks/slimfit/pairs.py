@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from stowage.flows.benchmarks.slimfit.pair_job import TECHNIQUES, PairJob, PairRow, measured
+from stowage.flows.benchmarks.slimfit.pair_job import TECHNIQUES, PairJob, PairRow, PairSize, measured
 from stowage.flows.benchmarks.slimfit.pairs_on_ranks import measured_on_ranks
 
 SLIMFIT = ("freeze", "quantise", "prune")
@@ -43,15 +43,18 @@ def combinations(of: Collection[str] = ()) -> list[tuple[str, ...]]:
     return [c for c in [*every, TECHNIQUES] if not of or set(of).intersection(c)]
 
 
-def measured_pairs(stores: Path, wanted: Iterable[tuple[str, ...]], updates: int = 7) -> Iterator[PairRow]:
+def measured_pairs(
+    stores: Path, wanted: Iterable[tuple[str, ...]], updates: int = 7, size: PairSize | None = None
+) -> Iterator[PairRow]:
     """Yield a row for each combination.
 
     Args:
         stores: folder of the stores, see `cache_dir` of `fit`.
         wanted: the combinations.
         updates: timed updates of each.
+        size: how large the model is, if not as the page has it.
     """
     for techniques in wanted:
         with tempfile.TemporaryDirectory() as folder:
-            job = PairJob(frozenset(techniques), stores, Path(folder))
+            job = PairJob(frozenset(techniques), stores, Path(folder), size or PairSize())
             yield measured_on_ranks(job, updates) if job.sharded else measured(job, updates)

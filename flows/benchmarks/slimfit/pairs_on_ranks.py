@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from stowage.flows.benchmarks.slimfit.pair_job import PairJob, PairRow, measured
+from stowage.flows.benchmarks.slimfit.pair_job import PairJob, PairRow, PairSize, measured
 from stowage.stages.ir.command import run_stage
 from stowage.stages.ir.files import write_atomically
 from stowage.stages.train.launch import launch, obey
@@ -41,6 +41,7 @@ def measured_on_ranks(job: PairJob, updates: int) -> PairRow:
     request_at, found_at = folder / "request.json", folder / "found.json"
     techniques, stores = sorted(job.techniques), str(job.stores.absolute())
     asked = {"techniques": techniques, "stores": stores, "folder": str(folder), "updates": updates}
+    asked["size"] = asdict(job.size)
     write_atomically(request_at, json.dumps({**asked, "found": str(found_at)}).encode())
     threads = max(1, torch.get_num_threads() // RANKS)  # the ranks share the cores
     launch(__name__, RANKS, {REQUEST: str(request_at), "OMP_NUM_THREADS": str(threads)})
@@ -56,7 +57,8 @@ def main() -> None:
     try:
         folder = Path(asked["folder"]) / str(dist.get_rank())
         folder.mkdir()
-        job = PairJob(frozenset(asked["techniques"]), Path(asked["stores"]), folder)
+        size = PairSize(**{**asked["size"], "quantised": tuple(asked["size"]["quantised"])})
+        job = PairJob(frozenset(asked["techniques"]), Path(asked["stores"]), folder, size)
         row = _of_ranks(measured(job, asked["updates"]))
         if dist.get_rank() == 0:
             write_atomically(Path(asked["found"]), json.dumps(asdict(row)).encode())

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stowage.flows.benchmarks.slimfit import pair_job
-from stowage.flows.benchmarks.slimfit.pair_job import TECHNIQUES, PairRow
+from stowage.flows.benchmarks.slimfit.pair_job import TECHNIQUES, PairRow, PairSize
 from stowage.flows.benchmarks.slimfit.pairs import PAPER, combinations, measured_pairs
 from stowage.stages.rewrite.lossy import saved as saved_module
 
@@ -23,18 +22,16 @@ def test_combinations_are_each_alone_each_pair_and_all() -> None:
     assert all("LoRA" in c for c in combinations(["LoRA"]))
 
 
+SMALL = PairSize(layers=2, width=64, heads=2, length=32, vocabulary=64, rank=2, quantised=("int8_tensor",))
+
+
 @pytest.fixture
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saved_module, "SMALLEST", 256)
-    monkeypatch.setattr(pair_job, "LENGTH", 32)
-    small = {"n_layer": 2, "n_embd": 64, "n_head": 2, "n_positions": 32, "vocab_size": 64}
-    monkeypatch.setattr(pair_job, "SHAPE", small)
-    monkeypatch.setattr(pair_job, "QUANTISED", ("int8_tensor",))
-    monkeypatch.setattr(pair_job, "RANK", 2)
 
 
 def measured(folder: Path, *wanted: tuple[str, ...]) -> dict[str, PairRow]:
-    rows = {row.techniques: row for row in measured_pairs(folder, wanted, updates=1)}
+    rows = {row.techniques: row for row in measured_pairs(folder, wanted, updates=1, size=SMALL)}
     for row in rows.values():
         assert abs(row.predicted_peak_bytes - row.peak_bytes) <= max(CLOSE_BYTES, row.predicted_peak_bytes // 50)
         assert row.time_s > 0
@@ -65,3 +62,11 @@ def test_columns_say_what_a_plan_does(tmp_path: Path) -> None:
     row = measured(tmp_path, ("CPU updates",))["CPU updates"]
     assert row.offloaded_bytes >= row.updated_bytes > 0
     assert row.recomputed_bytes == row.coded == 0
+
+
+def test_two_ranks_that_freeze(tmp_path: Path) -> None:
+    """Each rank has its own samples, and shards; what trains is chosen on the first."""
+    rows = measured(tmp_path, (), ("freeze",), ("freeze", "shard"))
+    assert rows["freeze + shard"].peak_bytes <= rows["freeze + shard"].predicted_peak_bytes
+    assert rows["freeze + shard"].predicted_peak_bytes < rows["freeze"].predicted_peak_bytes
+    assert not rows["freeze + shard"].kept
