@@ -37,3 +37,19 @@ def test_weights_of_any_type(dtype: torch.dtype) -> None:
     assert found["none"].shape == (0, 3)
     assert (found["w"].data_ptr() != weights.data_ptr()) == (dtype in (torch.bfloat16, torch.complex64))
     assert bool(found["w"].to(torch.complex64).isfinite().all())
+
+
+def test_parameters_that_share_memory_without_being_one_object() -> None:
+    """Two names of the same weights, and a slice of them, move together."""
+    weights = torch.randn(6, 4)
+    same, row = weights.detach(), weights[2]
+    found = moved(
+        StepTensors({"weights": weights, "same": same, "row": row, "own": torch.ones(3)}, {}, []), 0
+    ).parameters
+    assert torch.equal(found["weights"], found["same"])
+    assert torch.equal(found["weights"][2], found["row"])
+    assert not torch.equal(found["weights"], weights)
+    assert found["weights"].untyped_storage().data_ptr() != weights.untyped_storage().data_ptr()
+    found["row"].zero_()
+    assert not found["same"][2].any()
+    assert weights[2].any()
