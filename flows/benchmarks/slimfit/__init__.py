@@ -16,6 +16,8 @@
 - `lossy_plans`: plans with and without leave for codes: time, peak and what the gradient pays.
 - `by_the_cpu`: lets a machine without a GPU plan and run updates by the CPU.
 - `pairs`: techniques that save memory alone, in pairs and all at once.
+- `pair_job`: plans and measures a step with some of them.
+- `pairs_on_ranks`: the same on two ranks.
 - `pages`: describes the page.
 - `run`: the command.
 """
