@@ -37,10 +37,15 @@ def is_foreign(item: Any) -> bool:
 
 
 def is_made(item: Any) -> bool:
-    """Say whether something is a module that the user's program made, without a file."""
+    """Say whether something is a module that the user's program made, without a file.
+
+    Namespaces of operators, such as `torch.ops.aten`, are PyTorch's: the first use of an operator puts it there.
+    """
     if not issubclass(type(item), types.ModuleType):
         return False
     name = vars(item).get("__name__")
+    if of_foreign_package(type(item).__module__) or of_foreign_package(str(name)):
+        return False
     return "__file__" not in vars(item) and name != "__main__" and sys.modules.get(str(name)) is not item
 
 

@@ -43,7 +43,7 @@ class OutputForm:
         apart = _Apart(sink)
         try:
             apart.dump(outputs)
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
+        except (pickle.PicklingError, TypeError, AttributeError, RuntimeError) as error:
             raise TraceError(
                 f"The model returns a {type(outputs).__name__} that cannot be made again for each batch ({error}): "
                 "return tensors, or lists, tuples, dictionaries or dataclasses of them."
@@ -59,7 +59,7 @@ class OutputForm:
         """Return the form of any object, its tensors, and its numbers except booleans; they leave placeholders too.
 
         Raises:
-            pickle.PicklingError, TypeError, AttributeError: it cannot be made again.
+            pickle.PicklingError, TypeError, AttributeError, RuntimeError: it cannot be made again.
         """
         sink = io.BytesIO()
         apart = _Apart(sink, numbers=True)

@@ -130,7 +130,7 @@ def _seen(change: Change, snapshot: Snapshot) -> Seen:
     was = kind_of(change.old) if kind == "set" else ""
     try:
         form, tensors, numbers = OutputForm.with_numbers(content)
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
+    except (pickle.PicklingError, TypeError, AttributeError, RuntimeError) as error:
         if tensors_of(content):
             raise TraceError(
                 f"The step leaves a {type(content).__name__} at {place.name()} that cannot be made again for each step "
