@@ -58,8 +58,13 @@ class _Copies:
                 self._memory[storage._cdata] = storage.clone()  # type: ignore[no-untyped-call]
             own = torch.empty(0, dtype=weights.dtype, device=weights.device)
             view = own.set_(self._memory[storage._cdata], *where[2:])  # type: ignore[call-overload]
-            self._views[where] = view.add_(_noise(view, draws))
+            # What several elements of an expanded tensor share cannot be moved for each of them.
+            self._views[where] = view if _is_expanded(view) else view.add_(_noise(view, draws))
         return self._views[where]
+
+
+def _is_expanded(weights: torch.Tensor) -> bool:
+    return any(not stride and size > 1 for size, stride in zip(weights.shape, weights.stride(), strict=True))
 
 
 def _noise(weights: torch.Tensor, draws: torch.Generator) -> torch.Tensor:

@@ -53,3 +53,10 @@ def test_parameters_that_share_memory_without_being_one_object() -> None:
     found["row"].zero_()
     assert not found["same"][2].any()
     assert weights[2].any()
+
+
+def test_an_expanded_parameter_follows_what_it_shares() -> None:
+    one = torch.randn(1, 3)
+    found = moved(StepTensors({"one": one, "many": one.expand(5, 3)}, {}, []), 0).parameters
+    assert not torch.equal(found["one"], one)
+    assert torch.equal(found["many"], found["one"].expand(5, 3))

@@ -12,14 +12,14 @@ from stowage.stages.trace import trace_step
 
 
 class Named(nn.Module):
-    """Calls an operator by its full name."""
+    """Calls an operator of a namespace that it holds."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear = nn.Linear(4, 4)
+        self.linear, self.operators = nn.Linear(4, 4), torch.ops.aten
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = torch.ops.aten.sinh(self.linear(x)).sum()
+        found: torch.Tensor = self.operators.sinh(self.linear(x)).sum()
         return found
 
 
