@@ -68,7 +68,7 @@ With expandable segments these are the rests of pages; the share has not been me
 
 
 STAND_IN_BYTES = 128
-"""Bytes of the numbers that stand for sharded parameters between steps, one of each type."""
+"""Bytes that a budget leaves to what stands for sharded parameters: it is released before a step takes any memory."""
 
 
 @dataclass(frozen=True)

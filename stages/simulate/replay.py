@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -85,12 +86,12 @@ class Replay:
         """What they create."""
         self.collected: Counter[int] = Counter()
         """How many of them read or create each storage."""
-        self.additions: dict[int, list[int]] = {}
-        """The nodes that run and change each gradient that waits, in their order."""
+        self.changes: dict[int, list[int]] = {}
+        """The nodes that run and change each storage that lasts, in their order."""
         for n in nodes:
             for storage in n.mutates if n.node not in skipped else ():
-                if storages[storage].role == "gradient":
-                    self.additions.setdefault(storage, []).append(n.node)
+                if not self.temporary[storage]:
+                    self.changes.setdefault(storage, []).append(n.node)
         self.updating = set(start.updating)
         self.in_use = Counter(s for parameter in start.updating for s in self.update_of[parameter].reads)
         self.ever_offloaded = set(start.offloaded | start.reloading | start.copied | start.offloading)
@@ -250,6 +251,7 @@ class Replay:
                 )
             if storage in self.live and storage in node.mutates:
                 raise self.wrong(number, step, f"the CPU leaves an old {name} on the device")
+        self._finds_its_version(number, step, node)
         for storage in node.mutates:
             self.version[storage] = self.version.get(storage, 0) + 1
         self.copied -= set(node.mutates)
@@ -275,7 +277,7 @@ class Replay:
         elif self.seen[node.node] != current:
             raise self.wrong(number, step, "runs again after something it reads was updated")
         if first:
-            self._read_complete(number, step, node)
+            self._finds_its_version(number, step, node)
         if node.once and not first:
             raise self.wrong(number, step, "may run only once")
         if node.random and first:
@@ -314,13 +316,19 @@ class Replay:
             Row(number, step.kind, node.node, -1, node.block, step.label, not first, self.used - taken_bytes, high)
         )
 
-    def _read_complete(self, number: int, step: Step, node: ComputeNode) -> None:
-        """Check that a node reads waiting gradients with what the nodes before it add to them."""
-        for storage in node.reads if self.additions else ():
-            before = [n for n in self.additions.get(storage, ()) if n < node.node]
-            if len(before) > self.version.get(storage, 0) and storage not in node.mutates:
-                name = self.storages[storage].name
-                raise self.wrong(number, step, f"reads the gradient {name} before all is added to it")
+    def _finds_its_version(self, number: int, step: Step, node: ComputeNode) -> None:
+        """Check that a node finds what lasts as the nodes before it leave it: changed by each of them, and by no other.
+
+        Where it runs for the first time nothing tells otherwise that a weight has been updated too early.
+        """
+        for storage in {*node.reads, *node.mutates}:
+            changes = self.changes.get(storage)
+            if changes is None:
+                continue
+            before, done = bisect_left(changes, node.node), self.version.get(storage, 0)
+            if done != before:
+                when = "after it was changed" if done > before else "before all is done to it that precedes"
+                raise self.wrong(number, step, f"uses {self.storages[storage].name} {when}")
 
     def _end(self) -> None:
         never = [n.name for n in self.nodes if not self.runs[n.node] and n.node not in self.skipped]

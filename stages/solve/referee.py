@@ -89,14 +89,14 @@ class Referee:
             steps: the rows of the plan.
             state: where persistent storages are when an iteration starts.
             tier: the lower tier that it may use.
-            staging_bytes: device memory that the tier needs for itself; by default for the tensors that are reloaded.
+            staging_bytes: device memory that the tier needs for itself; by default for the tensors that leave the device.
 
         Raises:
             IllegalPlanError: the plan is not legal.
         """
         program = self._program
         if tier is not None and staging_bytes is None:
-            staging_bytes = tier.staging_for(len({s.storage for s in steps if s.kind == "reload"}))
+            staging_bytes = tier.staging_for(len(state.offloaded | {s.storage for s in steps if s.kind == "reload"}))
         return replay_plan(
             program.storages,
             program.nodes,

@@ -94,7 +94,7 @@ def tight(prepared: Prepared, lower_tier: LowerTier) -> tuple[int, Solved]:
 @pytest.mark.parametrize("cut", some(["whole", "long_lived"], keep=[]))
 def test_training_with_a_lower_tier_equals_eager(cut: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """O-ILP's own plans, which plans by Belady's rule beat on models this small."""
-    monkeypatch.setattr(sources.RuleSource, "propose", lambda self, task: iter(()))
+    monkeypatch.setattr(sources.RuleSource, "propose", lambda self, task: (p for p in ()))
     prepared = chains("transformer")[cut == "long_lived"]
     lower_tier = replace(LOWER_TIER, link=SLOW)
     budget, solved = tight(prepared, lower_tier)

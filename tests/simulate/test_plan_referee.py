@@ -200,3 +200,17 @@ def test_a_sum_over_a_summand_by_hand() -> None:
     late = played("0 1 2 3 -0 -1 -2")
     assert late.rows[2].peak_bytes == 307
     assert {o.name for o in late.occupants} == {"a", "b", "sum", "workspace of n2"}
+
+
+def test_a_weight_is_not_updated_before_what_reads_it_as_it_was() -> None:
+    """Nor does anything read it before an update that precedes it in the step."""
+    late = storage(5, 5, name="late")
+    reads = node(4, [X, WEIGHT], [5], phase="backward")
+    update = replace(NODES[4], node=5)
+    storages, nodes = [*STORAGES, late], [*NODES[:4], reads, update]
+    assert replay_plan(storages, nodes, steps("0 1 2 3 -2 4 -1 -5 5 -4"), keep=KEEP).peak_bytes
+    with pytest.raises(IllegalPlanError, match=r"row 6 .* node n4 uses weight after it was changed"):
+        replay_plan(storages, nodes, steps("0 1 2 3 -2 5 4 -1 -5 -4"), keep=KEEP)
+    again = [*NODES[:4], replace(update, node=4), replace(reads, node=5)]
+    with pytest.raises(IllegalPlanError, match=r"row 5 .* node n4 uses weight before all is done to it that precedes"):
+        replay_plan(storages, again, steps("0 1 2 3 -2 5 4 -1 -5 -4"), keep=KEEP)

@@ -37,6 +37,30 @@ def reads(m: CutModel) -> Constraints:
                 yield f"{node}_{interval}_{value}", there >= m.runs(node, interval)
 
 
+def in_order(m: CutModel) -> Constraints:
+    """Change what lasts only after what uses it as it was: run[n, i] ≤ Σ_(k ≤ i) run[m, k] for every m that n is after.
+
+    What uses it as it was does not run again later, so that neither does m where n has run once:
+    run[m, i] + Σ_(k < i) run[n, k] ≤ 1.
+    """
+    for node, earlier in m.step.after.items():
+        first, last = m.domain.first[node]
+        for before in earlier:
+            if before in m.domain.optional:
+                continue
+            for interval in range(first, min(last + 1, m.domain.first[before][1])):
+                ran = sum(m.runs(before, k) for k in range(interval + 1))
+                if not certain(ran):
+                    yield f"{node}_{before}_{interval}", ran >= m.runs(node, interval)
+            if before in m.step.once or node not in m.step.once:
+                continue
+            for interval in range(first + 1, len(m.cuts) + 1):
+                again = m.runs(before, interval)
+                changed = sum(m.runs(node, k) for k in range(interval))
+                if not isinstance(again, int) and not (isinstance(changed, int) and not changed):
+                    yield f"{node}_{before}_{interval}_again", again + changed <= 1
+
+
 def reads_at_cuts(m: CutModel) -> Constraints:
     """Have what a cut reads in memory at it, or what serves instead: Σ kept[s, j] ≥ 1 over what serves."""
     for j, cut in enumerate(m.cuts, start=1):
@@ -228,6 +252,7 @@ def lanes(m: CutModel) -> Constraints:
 EQUATIONS: dict[str, Callable[[CutModel], Constraints]] = {
     "everything_runs": everything_runs,
     "reads": reads,
+    "in_order": in_order,
     "reads_at_cuts": reads_at_cuts,
     "keeps": keeps,
     "stays": stays,

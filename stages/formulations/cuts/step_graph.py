@@ -40,6 +40,8 @@ class StepGraph:
         waiting: gradients that wait when the step starts, and are freed after their last reader.
         stays: values that the step leaves in memory.
         once: nodes that no schedule may run again.
+        after: for each node that uses what lasts longer than the step (a weight, a buffer, a gradient that waits), the
+            nodes before it that it comes after: one of the two changes what the other uses.
         optional: nodes that some ways to compute the step do without.
         instead: what serves a node in the place of a value that it reads, by (node, value).
         families: of each of these sets of optional nodes at least one runs, in whatever way the step is computed.
@@ -55,6 +57,7 @@ class StepGraph:
     waiting: frozenset[int]
     stays: frozenset[int]
     once: frozenset[int]
+    after: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     optional: frozenset[int] = frozenset()
     families: tuple[frozenset[int], ...] = ()
     instead: Mapping[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
@@ -77,6 +80,7 @@ class StepGraph:
             waiting=waiting,
             stays=frozenset(made.intersection(storage_of[v] for v in left_behind(trace))),
             once=once_by_trace(trace, nodes),
+            after=after_changes(nodes, {s.storage for s in trace.storages if s.role != "temporary"}),
         )
 
     @cached_property
@@ -131,14 +135,16 @@ class StepGraph:
     def ancestors(self) -> list[Bits]:
         """Return what precedes each node's first run in every schedule.
 
-        These are the makers of what it reads, and for nodes that draw random numbers those that draw before. Where one
-        of several makers is enough, what precedes them all counts: bit `len(nodes) + f` says that a node of family f
-        has run.
+        These are the makers of what it reads, what it comes `after`, and for nodes that draw random numbers those that
+        draw before. Where one of several makers is enough, what precedes them all counts: bit `len(nodes) + f` says
+        that a node of family f has run.
         """
         before = {n: earlier for earlier, later in pairwise(self.draws_in_order) for n in later}
         found: list[Bits] = []
         for node, reads in enumerate(self.reads):
             own = self._precede_all(before.get(node, ()), found)
+            for earlier in self.after.get(node, ()):
+                own |= self._precede_all([earlier], found)
             for served in (self.serving(node, s) for s in reads):
                 if all(s in self.makers for s in served):
                     own |= self._precede_all([m for s in served for m in self.makers[s]], found)
@@ -170,6 +176,30 @@ class StepGraph:
     def taken_bytes(self, node: int) -> int:
         """Return the most bytes that a sum may save by being written over a summand."""
         return max((self.nbytes[s] for read in self.nodes[node].takes for s in self.serving(node, read)), default=0)
+
+
+def after_changes(nodes: Sequence[ComputeNode], lasting: set[int]) -> dict[int, tuple[int, ...]]:
+    """Return what each node comes after because one of the two changes what the other uses and what is not made anew.
+
+    Args:
+        nodes: in their order.
+        lasting: storages that are there before the step, and after it or until they are used up.
+    """
+    found: dict[int, set[int]] = {}
+    readers: dict[int, list[int]] = {}
+    changed: dict[int, int] = {}
+    for node in nodes:
+        for storage in lasting.intersection((*node.reads, *node.mutates)):
+            changes = storage in node.mutates
+            earlier = {changed[storage]} if storage in changed else set()
+            if changes:
+                earlier |= set(readers.pop(storage, ()))
+                changed[storage] = node.node
+            else:
+                readers.setdefault(storage, []).append(node.node)
+            if earlier:
+                found.setdefault(node.node, set()).update(earlier)
+    return {node: tuple(sorted(earlier)) for node, earlier in found.items()}
 
 
 def both_lanes_s(computing_s: float, collectives_s: float) -> float:

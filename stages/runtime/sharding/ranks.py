@@ -76,6 +76,7 @@ class Ranks:
                 try:
                     content = [(True, make())]
                 except Exception as error:
+                    stopped = error
                     content = [(False, (type(error), error.args, vars(error)))]
                 except BaseException as error:
                     stopped = error

@@ -54,6 +54,10 @@ def _next(step: StepGraph, budget: int, state: State) -> Iterator[tuple[Seconds,
             continue
         if first and node.random and node.node < drawn:
             continue
+        if not ran.issuperset(step.after.get(node.node, ())):
+            continue
+        if any(node.node in step.after.get(other, ()) for other in ran):
+            continue  # what it uses is no longer what it was
         during = live | set(node.creates)
         need = step.base_bytes + sum(step.nbytes[s] for s in during) + node.workspace_bytes
         for freed in _subsets(sorted(during)):

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from stowage.stages.formulations.cuts.domain import Domain
+from stowage.stages.formulations.cuts.schedule import order_of
 from stowage.stages.formulations.cuts.solve import ROUNDING, solve_cuts
 from stowage.stages.solver.outcome import SolverSettings
 from tests.formulations.cuts.every_schedule import fastest
@@ -40,6 +41,25 @@ def test_the_bound_is_never_above_the_fastest_of_all_schedules(data: st.DataObje
         "writes over what was made" if any(made.intersection(n.mutates) for n in step.nodes) else "writes nothing over"
     )
     event("exchanges" if any(n.collective for n in step.nodes) else "exchanges nothing")
+    event("changes what another uses" if step.after else "changes nothing that another uses")
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_what_lasts_is_changed_only_after_what_uses_it_as_it_was(data: st.DataObject) -> None:
+    """In whatever intervals the program puts first runs: a weight that is updated too early gives other numbers."""
+    step = data.draw(tiny_steps())
+    cuts = data.draw(chains_of_cuts(step))
+    found = solve_cuts(step, cuts, peak_bytes(step) - data.draw(st.integers(0, 8)), SolverSettings(20.0))
+    if not found.runs:
+        event("no schedule")
+        return
+    first: dict[int, int] = {}
+    for position, (node, _) in enumerate(order_of(step, found)):
+        first.setdefault(node, position)
+    for node, earlier in step.after.items():
+        assert all(first[before] < first[node] for before in earlier)
+    event("an order" if step.after else "nothing is changed")
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))

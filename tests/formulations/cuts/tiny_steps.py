@@ -1,10 +1,10 @@
-"""Tiny steps of any shape: nodes that draw, run once, sum and write in place, exchange, use up what waited, update."""
+"""Tiny steps of any shape: nodes that draw, run once, sum and write in place, exchange, use up what waited, update a weight."""
 
 from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from stowage.stages.formulations.cuts.step_graph import StepGraph
+from stowage.stages.formulations.cuts.step_graph import StepGraph, after_changes
 from stowage.stages.ir.graph import ComputeNode
 
 TIME_S = 1e-3
@@ -22,6 +22,8 @@ def tiny_steps(draw: st.DrawFn, max_nodes: int = 9) -> StepGraph:
     for _ in range(draw(st.integers(0, 1))):
         waiting.append(len(nbytes))
         nbytes.append(draw(st.integers(1, 8)))
+    weights = [len(nbytes)] if draw(st.booleans()) else []
+    nbytes += [0] * len(weights)  # it counts in `base_bytes`
     for number in range(count):
         if turn < count:
             reads = set(made[-1:]) | set(made[2 * turn - 1 - number : 2 * turn - number] if number >= turn else ())
@@ -30,11 +32,13 @@ def tiny_steps(draw: st.DrawFn, max_nodes: int = 9) -> StepGraph:
         mutates = [w for w in waiting if draw(st.integers(0, 3)) == 0]
         if made and not draw(st.integers(0, 7)):
             mutates.append(draw(st.sampled_from(made)))
+        mutates += [w for w in weights if draw(st.integers(0, 3)) == 0]
+        reads |= {w for w in weights if draw(st.booleans())}
         creates = []
         for _ in range(draw(st.integers(0 if number + 1 == count else 1, 2 if number == 0 else 1))):
             creates.append(len(nbytes))
             nbytes.append(draw(st.integers(1, 8)))
-        takes = tuple(s for s in sorted(reads) if len(creates) == 1 and draw(st.integers(0, 5)) == 0)
+        takes = tuple(s for s in sorted(reads.difference(weights)) if len(creates) == 1 and draw(st.integers(0, 5)) == 0)
         for s in takes:
             nbytes[s] = nbytes[creates[0]]
         nodes.append(
@@ -64,6 +68,7 @@ def tiny_steps(draw: st.DrawFn, max_nodes: int = 9) -> StepGraph:
         waiting=frozenset(waiting),
         stays=frozenset(draw(st.sets(st.sampled_from(made), max_size=1))),
         once=frozenset(n.node for n in nodes if n.once),
+        after=after_changes(nodes, {*waiting, *weights}),
     )
 
 
