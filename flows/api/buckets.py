@@ -26,7 +26,7 @@ SMALLER = 4
 """Where all of these hold a whole block, one that is so many times smaller than a block is tried too."""
 
 NEAR = 1.02
-"""Factor of the lower bound within which no other size is tried."""
+"""Factor of the lower bound within which no other size is tried, where planning may take its time."""
 
 
 def bucket_sizes(rates: CollectiveRates, ranks: int, block_bytes: int) -> list[int]:
@@ -59,9 +59,15 @@ def largest_block_bytes(model: nn.Module) -> int:
 
 
 def plan_by_buckets(
-    plan: Callable[[MicroBatch], Planned], micro_batch: MicroBatch, sizes: list[int]
+    plan: Callable[[MicroBatch], Planned], micro_batch: MicroBatch, sizes: list[int], near: float = NEAR
 ) -> tuple[Planned, int]:
     """Plan with buckets of several sizes until one is nearly as fast as can be; return the fastest, and its size.
+
+    Args:
+        plan: makes the plan of a micro-batch.
+        micro_batch: the micro-batch.
+        sizes: bytes of a bucket, the most promising first.
+        near: factor of the lower bound within which no other size is tried.
 
     Raises:
         Infeasible: the budget can be met with none; the one that needs least is reported.
@@ -75,7 +81,7 @@ def plan_by_buckets(
             failures.append(failure)
             continue
         summary = found[-1][0].summary
-        if summary.step_time_s <= NEAR * summary.lower_bound_s:
+        if summary.step_time_s <= near * summary.lower_bound_s:
             break
     if not found:
         raise min(failures, key=lambda f: f.smallest_feasible_bytes)

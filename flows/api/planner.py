@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from stowage.flows.api.buckets import bucket_sizes, largest_block_bytes, plan_by_buckets
+from stowage.flows.api.buckets import NEAR, bucket_sizes, largest_block_bytes, plan_by_buckets
 from stowage.flows.api.budget import RunBudget
 from stowage.flows.api.evaluation import Resting, plan_forward
 from stowage.flows.planning.costed import Costed, cost_step
@@ -23,6 +23,7 @@ from stowage.flows.planning.planned import Planned, finish
 from stowage.flows.planning.progress import Watch
 from stowage.flows.planning.sizes import AtOnce, Sizes, everything_kept
 from stowage.flows.planning.step import plan_costed
+from stowage.stages.device.rates.collectives import CollectiveRates
 from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.lossy import GradientError, Lossy
@@ -116,7 +117,7 @@ class Planner:
 
         if self.ranks is not None:
             self.agree({"traced step": recorded_text(recorded)})
-            rates = self.ranks.rates(torch.device(self._device_type()))  # among all ranks, before rank 0 plans alone
+            rates = self._rates(self.ranks, self._device_type())  # among all ranks, before rank 0 plans alone
             known = self._buckets.get(micro_batch)
             sizes = (
                 [known] if known is not None else bucket_sizes(rates, self.ranks.count, largest_block_bytes(self.model))
@@ -127,7 +128,7 @@ class Planner:
                     live = _held(stack.enter_context(live()))
                 (found, self._buckets[micro_batch]), nbytes, said, freezable = self.ranks.from_first(
                     lambda: (
-                        plan_by_buckets(plan, micro_batch, sizes),
+                        plan_by_buckets(plan, micro_batch, sizes, max(NEAR, (effort or self.effort).rules_suffice)),
                         self.budget.nbytes,
                         self.budget.said,
                         self.freeze.found if self.freeze is not None else None,
@@ -159,12 +160,15 @@ class Planner:
     def _device_type(self) -> str:
         return next((p.device.type for p in self.model.parameters()), "cpu")
 
+    def _rates(self, ranks: Ranks, device: str) -> CollectiveRates:
+        return ranks.rates(torch.device(device), self.stores / "devices")
+
     def _target(self, device: str) -> DeviceDescription:
         """Return this machine's device, with the rates of collectives where there are several ranks."""
         found = target_device(device, self.stores)
         if self.ranks is None:
             return found
-        rates = self.ranks.rates(torch.device(device))
+        rates = self._rates(self.ranks, device)
         return replace(
             found,
             collective_bytes_per_s=rates.bytes_per_s,
@@ -349,7 +353,7 @@ class Planner:
         if self.ranks is None:
             return plan()
         self.agree({"traced forward": recorded_text(recorded)})
-        self.ranks.rates(torch.device(self._device_type()))
+        self._rates(self.ranks, self._device_type())
         return self.ranks.from_first(plan, "the plan of rank 0")
 
 

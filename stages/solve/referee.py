@@ -89,7 +89,7 @@ class Referee:
             steps: the rows of the plan.
             state: where persistent storages are when an iteration starts.
             tier: the lower tier that it may use.
-            staging_bytes: device memory that the tier needs for itself; by default for the tensors that leave the device.
+            staging_bytes: device memory that the tier needs for itself; by default for the tensors that leave.
 
         Raises:
             IllegalPlanError: the plan is not legal.

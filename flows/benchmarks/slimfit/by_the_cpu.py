@@ -18,7 +18,7 @@ UPDATED_BYTES_PER_S = 2e10
 """What plans count with; both are much as on a small machine with a GPU."""
 
 NUMBER_BYTES = 8
-"""What a number takes at most, which stands for an offloaded tensor; a GPU's rounding is in the reserve of its budget."""
+"""What a number takes at most that stands for an offloaded tensor; a GPU's rounding is in the reserve of its budget."""
 
 
 @contextmanager

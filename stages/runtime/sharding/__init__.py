@@ -1,6 +1,7 @@
 """Holds one shard of each parameter, and exchanges shards with the other ranks.
 
 ranks        the group of processes: rates, objects from rank 0, sums
+rates        what collectives take, remembered for later runs
 agreement    what ranks are about to do, compared before they exchange tensors
 sharding     the shards of one model and its optimizer
 iteration    the verbs of a generated step that gather and scatter

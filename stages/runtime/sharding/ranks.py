@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from stowage.stages.device import device_of
 from stowage.stages.device.rates.collectives import CollectiveRates, measure_collectives, start_gather
 from stowage.stages.ir.errors import RankError
 from stowage.stages.runtime.sharding.failures import AGAIN, Failures
+from stowage.stages.runtime.sharding.rates import place_of, remember, remembered
 
 Found = TypeVar("Found")
 
@@ -189,13 +193,31 @@ class Ranks:
     def _global(self, rank: int) -> int:
         return dist.get_global_rank(self.group, rank) if self.group is not None else rank
 
-    def rates(self, device: torch.device) -> CollectiveRates:
-        """Return what collectives take, measured once: the same numbers on all ranks."""
+    def rates(self, device: torch.device, folder: Path | None = None) -> CollectiveRates:
+        """Return what collectives take, measured once: the same numbers on all ranks.
+
+        Args:
+            device: where this rank computes.
+            folder: where rank 0 remembers them for later runs on such devices; None to measure in each run.
+        """
         if self._rates is None:
-            with self.failures.named("probes of the rates of collectives"):
-                own = measure_collectives(self.group, device)
-            self._rates = self.from_first(lambda: own)
+            member = socket.gethostname(), device_of(device).fingerprint()
+            members = self.all(member, "what ranks run on")
+            place = place_of(folder, str(dist.get_backend(self.group)), members) if folder is not None else None
+            found = self.from_first(lambda: remembered(place) if place is not None else None)
+            self._rates = found if found is not None else self._measured(device, place)
         return self._rates
+
+    def _measured(self, device: torch.device, place: Path | None) -> CollectiveRates:
+        with self.failures.named("probes of the rates of collectives"):
+            own = measure_collectives(self.group, device)
+
+        def kept() -> CollectiveRates:
+            if place is not None:
+                remember(place, own)
+            return own
+
+        return self.from_first(kept)
 
 
 def ranks_of(group: Any) -> Ranks | None:

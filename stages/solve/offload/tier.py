@@ -19,8 +19,8 @@ class LowerTier:
         placement: `host` or `disk`.
         disk: the disk behind the host.
         staging_bytes: device memory that it needs for itself.
-        padding_bytes: device memory that each tensor which leaves takes besides: what its copy is rounded up to, and what
-            stands for it while it is away.
+        padding_bytes: device memory that each tensor which leaves takes besides: what its copy is rounded up to, and
+            what stands for it while it is away.
         cpu_update_bytes_per_s: bytes that an update by the CPU reads and writes per second, beside everything else; 0
             where the CPU is the device itself.
         dispatch_s: what starting an operation costs the CPU, which updates nothing meanwhile.
@@ -54,7 +54,7 @@ class LowerTier:
         return self.capacity_bytes if self.placement == "host" else None
 
     def staging_for(self, leaving: int) -> int:
-        """Return the device memory that it needs for itself, and for so many different tensors that leave the device."""
+        """Return the device memory that it needs for itself, and for so many tensors that leave the device."""
         return self.staging_bytes + leaving * self.padding_bytes
 
     def boundless(self) -> LowerTier:

@@ -14,7 +14,7 @@ CUT, USES, UPDATES = 4, 2, 3
 
 
 def backward(*, ordered: bool) -> StepGraph:
-    """While node 4 runs either the gradient is there, or what node 2 makes with the weight that the gradient updates."""
+    """While node 4 runs the gradient is there, or what node 2 makes with the weight that the gradient updates."""
     gradient, x, y, z, loss, weight = range(6)
     nodes = [
         node(0, [], [gradient]),

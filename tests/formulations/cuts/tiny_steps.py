@@ -1,4 +1,4 @@
-"""Tiny steps of any shape: nodes that draw, run once, sum and write in place, exchange, use up what waited, update a weight."""
+"""Tiny steps of any shape: nodes that draw, run once, sum, write in place, exchange, use up what waited, update."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def tiny_steps(draw: st.DrawFn, max_nodes: int = 9) -> StepGraph:
         for _ in range(draw(st.integers(0 if number + 1 == count else 1, 2 if number == 0 else 1))):
             creates.append(len(nbytes))
             nbytes.append(draw(st.integers(1, 8)))
-        takes = tuple(s for s in sorted(reads.difference(weights)) if len(creates) == 1 and draw(st.integers(0, 5)) == 0)
+        takes = tuple(
+            s for s in sorted(reads.difference(weights)) if len(creates) == 1 and draw(st.integers(0, 5)) == 0
+        )
         for s in takes:
             nbytes[s] = nbytes[creates[0]]
         nodes.append(
