@@ -22,7 +22,7 @@ BUDGETS = {
     ("deep_llama_lora", "host"): ("30%", "21%"),
     ("wide_t5", "disk"): ("32%", "32%"),
     ("t5", "host"): ("35%", "35%"),
-    ("resnet", "disk"): ("60%", "50%"),
+    ("resnet", "disk"): ("50%", "50%"),
     ("resnet", "host"): ("50%", "50%"),
 }
 """Budgets with AdamW and with momentum, of what plain PyTorch takes, at which a plan does all three.
