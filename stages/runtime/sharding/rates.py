@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,11 +23,12 @@ def place_of(folder: Path, backend: str, members: Sequence[Member]) -> Path:
 
 
 def remembered(path: Path) -> CollectiveRates | None:
-    """Return what was measured before; None where nothing was, or the file is not whole."""
+    """Return what was measured before; None where nothing was, or the file is not whole or has what no ranks take."""
     try:
-        return read_record(path, CollectiveRates)
+        found = read_record(path, CollectiveRates)
     except TableError:
         return None
+    return found if 0 < found.bytes_per_s < math.inf and 0 < found.start_s < math.inf else None
 
 
 def remember(path: Path, rates: CollectiveRates) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from stowage.stages.formulations.cuts.schedule import order_of
@@ -9,16 +10,17 @@ from stowage.stages.formulations.cuts.solve import solve_cuts
 from stowage.stages.formulations.cuts.step_graph import StepGraph, after_changes
 from stowage.stages.solver.outcome import SolverSettings
 from tests.formulations.cuts.by_hand import node, step
+from tests.formulations.cuts.every_schedule import fastest
 
 CUT, USES, UPDATES = 4, 2, 3
 
 
 def backward(*, ordered: bool) -> StepGraph:
-    """While node 4 runs the gradient is there, or what node 2 makes with the weight that the gradient updates."""
+    """At node 4 the gradient is in memory, or what node 2 makes with the weight that the gradient updates."""
     gradient, x, y, z, loss, weight = range(6)
     nodes = [
         node(0, [], [gradient]),
-        node(1, [], [x]),
+        node(1, [gradient], [x]),
         node(USES, [x, weight], [y]),
         replace(node(UPDATES, [gradient, weight], []), mutates=(weight,)),
         node(CUT, [x], [z]),
@@ -30,12 +32,18 @@ def backward(*, ordered: bool) -> StepGraph:
     return replace(found, once=once, after=after_changes(nodes, {weight}) if ordered else {})
 
 
-def order(graph: StepGraph) -> list[int]:
-    return [n for n, _ in order_of(graph, solve_cuts(graph, (CUT,), 10, SolverSettings(20.0)))]
+def test_no_early_update_saves_memory() -> None:
+    """Without the order the only schedule with less than either is the wrong one."""
+    assert solve_cuts(backward(ordered=True), (CUT,), 9, SolverSettings(20.0)).status == "infeasible"
+    assert fastest(backward(ordered=True), 9) == math.inf
+    runs = order(backward(ordered=False), 9)
+    assert runs.index(UPDATES) < runs.index(CUT) < runs.index(USES)
 
 
 def test_the_order_is_kept() -> None:
-    runs = order(backward(ordered=True))
+    runs = order(backward(ordered=True), 10)
     assert runs.index(USES) < runs.index(UPDATES)
-    runs = order(backward(ordered=False))
-    assert runs.index(UPDATES) < runs.index(USES), "or else this test shows nothing"
+
+
+def order(graph: StepGraph, budget: int) -> list[int]:
+    return [n for n, _ in order_of(graph, solve_cuts(graph, (CUT,), budget, SolverSettings(20.0)))]
