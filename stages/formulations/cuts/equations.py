@@ -38,10 +38,9 @@ def reads(m: CutModel) -> Constraints:
 
 
 def in_order(m: CutModel) -> Constraints:
-    """Change what lasts only after what uses it as it was: run[n, i] ≤ Σ_(k ≤ i) run[m, k] for every m that n is after.
+    """Change what lasts only after all that uses it as it was: run[n, i] ≤ Σ_(k ≤ i) run[n', k], where n is after n'.
 
-    What uses it as it was does not run again later, so that neither does m where n has run once:
-    run[m, i] + Σ_(k < i) run[n, k] ≤ 1.
+    What uses it as it was does not run again afterwards. Where n runs once: run[n', i] + Σ_(k < i) run[n, k] ≤ 1.
     """
     for node, earlier in m.step.after.items():
         first, last = m.domain.first[node]
