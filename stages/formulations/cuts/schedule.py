@@ -12,9 +12,34 @@ def order_of(step: StepGraph, answer: CutAnswer) -> list[tuple[int, int]]:
     """Return (node, interval) in the order in which they run.
 
     First runs follow the order of the nodes' numbers, which is a legal one. What runs again does so right before
-    something that reads it, or before the cut at which it is kept. Memory between the cuts is for the referee to judge.
+    something that reads it, or before the cut at which it is kept. What changes a weight waits for all that still reads
+    it as it was. Memory between the cuts is for the referee to judge.
     """
-    return _Order(step, answer).runs
+    return _changes_last(step, _Order(step, answer).runs)
+
+
+def _changes_last(step: StepGraph, runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return an order in which what changes what lasts comes behind what uses that as it was, also where this runs again.
+
+    It stays where it is if what it makes, or the change, is used before that.
+    """
+    last: dict[int, int] = {}
+    first: dict[int, int] = {}
+    for position, (node, _) in enumerate(runs):
+        first.setdefault(node, position)
+        last[node] = position
+    place = {position: (position, 0) for position in range(len(runs))}
+    for node in sorted(step.after, key=lambda n: first.get(n, -1)):
+        until = max((last.get(earlier, -1) for earlier in step.after[node]), default=-1)
+        if node in first and until > first[node] and not _is_used(step, node, runs[first[node] : until + 1]):
+            place[first[node]] = until, first[node] + 1
+    return [runs[position] for position in sorted(place, key=lambda position: place[position])]
+
+
+def _is_used(step: StepGraph, node: int, runs: Sequence[tuple[int, int]]) -> bool:
+    """Say whether any of some runs reads what a node makes, or comes after what it changes."""
+    made = set(step.nodes[node].creates)
+    return any(node in step.after.get(other, ()) or not made.isdisjoint(step.reads[other]) for other, _ in runs)
 
 
 class _Order:

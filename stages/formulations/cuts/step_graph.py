@@ -111,10 +111,17 @@ class StepGraph:
 
     @cached_property
     def reads(self) -> list[tuple[int, ...]]:
-        """Return the values that each node needs in memory, besides those that it makes."""
+        """Return the values that each node needs in memory, besides those that it makes.
+
+        It needs none where something that is there throughout serves instead.
+        """
         values = self.makers.keys() | self.waiting
         return [
-            tuple(s for s in dict.fromkeys((*n.reads, *n.mutates)) if s in values and s not in n.creates)
+            tuple(
+                s
+                for s in dict.fromkeys((*n.reads, *n.mutates))
+                if s not in n.creates and values.issuperset(self.serving(n.node, s))
+            )
             for n in self.nodes
         ]
 

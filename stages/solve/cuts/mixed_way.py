@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -33,7 +34,7 @@ class Made:
         self.numbers = union.numbers_of(self.named)
         self.value_of = {s: union.values[key] for s, key in enumerate(self.named.values) if key in union.values}
         self.storage_of = {value: s for s, value in self.value_of.items()}
-        self.node_of: Mapping[int, int] = {number: node for node, number in enumerate(self.numbers)}
+        self.node_of: Mapping[int, int] = {number: node for node, number in enumerate(self.numbers) if number >= 0}
 
     @cached_property
     def relief(self) -> Relief:
@@ -160,14 +161,22 @@ class MixedWay(CutWay):
         return self._made[taken]
 
     def _of_mixture(self, made: Made, answer: CutAnswer) -> CutAnswer:
-        """Return an answer of the union as one of a mixture: nodes of other ways left out, and missing ones added."""
-        cuts = tuple(made.node_of[self._guide.numbers[c]] for c in answer.cuts)
-        runs = {(made.node_of[n], i) for n, i in answer.runs if n in made.node_of}
+        """Return an answer of the union as one of a mixture: nodes of other ways left out, and missing ones added.
+
+        A cut at what the mixture does otherwise is left out too, and the intervals before and after it are one.
+        """
+        numbers = [self._guide.numbers[c] for c in answer.cuts]
+        left = [j for j, number in enumerate(numbers, start=1) if number in made.node_of]
+        cuts = tuple(made.node_of[numbers[j - 1]] for j in left)
+        now = {j: k for k, j in enumerate(left, start=1)}
+        runs = {(made.node_of[n], bisect_right(left, i)) for n, i in answer.runs if n in made.node_of}
         ran = {n for n, _ in runs}
         first = Domain.of(made.named.graph, cuts).first
         runs |= {(n, last) for n, (_, last) in enumerate(first) if n not in ran}
         there = made.named.graph.makers.keys() | made.named.graph.waiting
-        keeps = {(made.storage_of[s], j) for s, j in answer.keeps if made.storage_of.get(s, -1) in there}
+        keeps = {
+            (made.storage_of[s], now[j]) for s, j in answer.keeps if j in now and made.storage_of.get(s, -1) in there
+        }
         return replace(answer, cuts=cuts, runs=frozenset(runs), keeps=frozenset(keeps))
 
     def _in_guide(self, made: Made, order: Sequence[int]) -> list[int]:

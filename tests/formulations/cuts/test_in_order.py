@@ -47,3 +47,31 @@ def test_the_order_is_kept() -> None:
 
 def order(graph: StepGraph, budget: int) -> list[int]:
     return [n for n, _ in order_of(graph, solve_cuts(graph, (CUT,), budget, SolverSettings(20.0)))]
+
+
+def made_again() -> StepGraph:
+    """There is no room for what node 0 makes of the weight beside the gradient's maker: node 4 reads it made anew."""
+    x, y, gradient, loss, weight = range(5)
+    nodes = [
+        node(0, [weight], [x]),
+        node(1, [x], [y]),
+        node(2, [y], [gradient]),
+        replace(node(3, [gradient, weight], []), mutates=(weight,)),
+        node(4, [x, gradient], [loss]),
+    ]
+    found = step([*nodes], [8, 2, 1, 1, 0], stays=[loss])
+    return replace(found, once=frozenset((2, 3, 4)), after=after_changes(nodes, {weight}))
+
+
+def test_an_update_waits_for_what_is_made_again_with_the_weight_as_it_was() -> None:
+    graph = made_again()
+    runs = [n for n, _ in order_of(graph, solve_cuts(graph, (2,), 10, SolverSettings(20.0)))]
+    assert runs == [0, 1, 2, 0, 3, 4]
+
+
+def test_an_update_whose_result_is_used_stays_where_it_is() -> None:
+    """The referee refuses such an order; another cut tells the program more."""
+    graph = made_again()
+    used = replace(graph, after={**graph.after, 4: (3,)})
+    runs = [n for n, _ in order_of(used, solve_cuts(used, (2,), 10, SolverSettings(20.0)))]
+    assert runs.index(3) < runs.index(4)
