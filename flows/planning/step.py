@@ -156,12 +156,13 @@ def solve_costed(
                 cut_seconds=cut_seconds if freezable is None else 0.0,
                 planning_since_s=since_s,
                 rewrite=rewrite,
+                enough=effort.rules_suffice if freezable is not None else 0.0,
             )
             return solve_variants(variants, options, request, known)
 
         if freezable is None:
             return solve(budget)
-        found = solve_frozen_ways(solve, variants, freezable, budget, lower_tier)
+        found = solve_frozen_ways(solve, variants, freezable, budget, lower_tier, effort.rules_suffice)
         seconds = seconds_for_cuts(cut_seconds, since_s, time.monotonic())
         guide, offloads = needed_variant(variants, found.summary.variant), lower_tier is not None
         return frozen_bound(found, guide, variants, freezable, seconds, offloads=offloads)

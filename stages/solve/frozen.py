@@ -131,8 +131,18 @@ def worst_peak(plan: Guarded, active: int, tier: ReplayedTier) -> tuple[WorstMas
     return worst, peak_bytes
 
 
+def suffices(plan: Solved, enough: float) -> bool:
+    """Return whether a plan takes at most so many times as long as what is proven for it."""
+    return plan.summary.step_time_s <= enough * plan.summary.lower_bound_s
+
+
 def solve_freezing(
-    solve: Solve, way_of: Callable[[str], Way], freezable: Freezable, budget_bytes: int, lower_tier: LowerTier | None
+    solve: Solve,
+    way_of: Callable[[str], Way],
+    freezable: Freezable,
+    budget_bytes: int,
+    lower_tier: LowerTier | None,
+    enough: float = 0.0,
 ) -> Solved:
     """Return the plan that is fastest under the mean mask, of those that fit under the worst.
 
@@ -142,6 +152,7 @@ def solve_freezing(
         freezable: what may be frozen.
         budget_bytes: the budget of the device.
         lower_tier: the lower tier, if plans may use one.
+        enough: no plan is looked for beside one that takes at most so many times as long as what is proven for it.
 
     Raises:
         Infeasible: no plan that was found fits under its worst mask.
@@ -169,7 +180,7 @@ def solve_freezing(
             raise replace(failure, budget_bytes=budget_bytes, smallest_feasible_bytes=most_bytes(leanest)) from None
         found.append(leanest)
     for _ in range(HALVINGS):
-        if high - low < 2:
+        if high - low < 2 or any(suffices(plan, enough) for plan in found):
             break
         middle = (low + high) // 2
         plan = judged(middle)

@@ -16,7 +16,7 @@ from stowage.stages.ir.errors import Infeasible
 from stowage.stages.ir.freezable import Freezable
 from stowage.stages.ir.variant import VariantName
 from stowage.stages.rewrite import Way, is_asked, is_for_freezing, needed_variant
-from stowage.stages.solve.frozen import MOST_BYTES, freezing_plan, keeping_plan, solve_freezing
+from stowage.stages.solve.frozen import MOST_BYTES, freezing_plan, keeping_plan, solve_freezing, suffices
 from stowage.stages.solve.offload.tier import LowerTier
 from stowage.stages.solve.request import EXACT, TOGETHER
 from stowage.stages.solve.summary import PROVEN, Solved
@@ -27,7 +27,12 @@ SolveWay = Callable[[int, str], Solved]
 
 
 def solve_frozen_ways(
-    solve: SolveWay, ways: Sequence[Way], freezable: Freezable, budget_bytes: int, lower_tier: LowerTier | None
+    solve: SolveWay,
+    ways: Sequence[Way],
+    freezable: Freezable,
+    budget_bytes: int,
+    lower_tier: LowerTier | None,
+    enough: float = 0.0,
 ) -> Solved:
     """Return the plan that is fastest under the mean mask, of those that fit under the worst.
 
@@ -38,6 +43,7 @@ def solve_frozen_ways(
         freezable: what may be frozen.
         budget_bytes: the budget of the device.
         lower_tier: the lower tier, if plans may use one.
+        enough: see `solve_freezing`; exact plans come first.
 
     Raises:
         Infeasible: no plan that was found fits under its worst mask; the one that needs least is reported.
@@ -51,12 +57,14 @@ def solve_frozen_ways(
     for name in (*first, *names):
         try:
             own = partial(_named, solve, name)
-            found.append(solve_freezing(own, way_of, freezable, budget_bytes, lower_tier))
+            found.append(solve_freezing(own, way_of, freezable, budget_bytes, lower_tier, enough))
         except Infeasible as failure:
             if not names and first == ("",):
                 raise
             failures.append(failure)
             continue
+        if suffices(found[-1], enough):
+            break
         if name == first[0] and not found[0].summary.recomputed_bytes and not found[0].slots:
             break
     if not found:

@@ -35,6 +35,11 @@ class JudgedPlans:
         found = [p for p in judged if not p.only_bound]
         self.fitting += self.referee.hide_all(found, min(in_memory_s, moving_s * SAME_SPEED))
 
+    @property
+    def fastest_s(self) -> float:
+        """Return the least time of a plan within the budget."""
+        return min((p.time_s for p in self.fitting), default=math.inf)
+
     def leanest(self) -> JudgedPlan:
         """Return the plan with the lowest peak, which tells the smallest budget that works.
 

@@ -54,6 +54,8 @@ class PlanRequest:
         planning_since_s: when planning began, on the clock of `time.monotonic`. Cuts, and greedy eviction, then take at
             most a share of the time since (see `time_share`), so that a plan that is found at once is not waited for;
             None gives the ones all of `cut_seconds`, and the other the time for all its rules.
+        enough: nothing slower to find is tried beside a plan that takes at most so many times as long as its lower
+            bound; 0 where everything is.
         ways: how many ways to compute the step are planned, which share the time of greedy eviction.
         is_mixture: the step mixes rewrites. It is planned where a rewrite alone has a plan, so that nobody asks for the
             least memory that it needs.
@@ -77,6 +79,7 @@ class PlanRequest:
     errors: Sequence[GradientError] = ()
     cut_seconds: float = 0.0
     planning_since_s: float | None = None
+    enough: float = 0.0
     ways: int = 1
     is_mixture: bool = False
     max_gradient_error: float = math.inf

@@ -34,7 +34,7 @@ from stowage.stages.solve.program.order import Order
 from stowage.stages.solve.proposal import JudgedPlan, Source, Task
 from stowage.stages.solve.referee import Referee
 from stowage.stages.solve.request import PlanRequest
-from stowage.stages.solve.summary import KeepingAll, Solved, solved
+from stowage.stages.solve.summary import KeepingAll, Solved, lower_bound_s, solved
 
 COARSER_SLOTS = 3
 """Where nothing fits, a table of so many times fewer slots is solved too."""
@@ -74,7 +74,8 @@ def solve_plan(
     task = Task(planned, known.once("chain", lambda: Chain(blocks, counted, taken)), request, known)
     everything = keep_everything(order_maker_of(task))
     plans = JudgedPlans(Referee(program, task.budget_bytes, known))
-    for source, own_task in _sources(task, everything, plans):
+    enough_s = request.enough * (bound_s if bound_s is not None else lower_bound_s(nodes, request.lower_tier))
+    for source, own_task in _sources(task, everything, plans, enough_s):
         plans.hear(source, own_task)
     least = plans.leanest().outcome
     best = plans.fastest()
@@ -89,10 +90,11 @@ def solve_plan(
     return solved(trace, nodes, best, keeping_all, smallest_bytes, request, bound_s)
 
 
-def _sources(task: Task, everything: Order, plans: JudgedPlans) -> Iterator[tuple[Source, Task]]:
+def _sources(task: Task, everything: Order, plans: JudgedPlans, enough_s: float) -> Iterator[tuple[Source, Task]]:
     """Yield the makers of plans that a request asks for, each with its task, in the order in which they are heard.
 
-    Later ones are asked only where the earlier ones, whose plans are in `plans` by then, are not good enough.
+    Later ones are asked only where the earlier ones, whose plans are in `plans` by then, are not good enough: those
+    that offload beside plans in memory, and policies for groups beside both, where none takes `enough_s` or less.
     """
     request = task.request
     sharded = any(n.collective for n in task.program.nodes) and request.method == "auto"
@@ -105,11 +107,15 @@ def _sources(task: Task, everything: Order, plans: JudgedPlans) -> Iterator[tupl
             yield GreedyEviction(everything, plans), task
         if sharded:
             yield ShardingPolicies(policy_orders(order_maker_of(task), everything)), task
+    if plans.fastest_s <= enough_s:
+        return
     if request.lower_tier is not None and not request.recomputes_only:
         for source in offload_sources(
             task, request.lower_tier, orders_to_offload_from(order_maker_of(task), everything, request.slots), plans
         ):
             yield source, task
+    if plans.fastest_s <= enough_s:
+        return
     if offloader is not None:
         yield GroupPolicies(offloader, plans), task
     if not plans.judged:

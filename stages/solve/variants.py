@@ -150,12 +150,15 @@ def _planned(variants: Sequence[Variant], options: Sequence[Option], request: Pl
             tried.append(Planned(variant, None))
             continue
         tried.append(Planned(variant, found[-1]))
+        if _suffices(found[-1], request):
+            break
         if not _leaves_to_be_desired(found[-1]) and not is_asked(variant.name):
             break
     if not found:
         raise min(failures, key=lambda f: f.smallest_feasible_bytes)
     smallest = min([s.summary.smallest_feasible_bytes for s in found] + [f.smallest_feasible_bytes for f in failures])
-    if all((_leaves_to_be_desired(s) or is_asked(s.summary.variant)) and not s.slots for s in found):
+    wanted = not any(_suffices(s, request) for s in found)
+    if wanted and all((_leaves_to_be_desired(s) or is_asked(s.summary.variant)) and not s.slots for s in found):
         for way in mixtures(ways, options, request, known.part("mixtures")):
             if not allowed(way):
                 continue
@@ -197,6 +200,11 @@ def within_bound(plan: Solved, plans: Sequence[Solved]) -> Solved:
         return plan
     bound = Bound(least.bound_s, least.bound_kind, least.bound_cuts, least.bound_variant)
     return with_bound(plan, bound, PROVEN)
+
+
+def _suffices(solved: Solved, request: PlanRequest) -> bool:
+    """Say whether nothing else is looked for beside a plan."""
+    return solved.summary.step_time_s <= request.enough * solved.summary.lower_bound_s
 
 
 def _leaves_to_be_desired(solved: Solved) -> bool:

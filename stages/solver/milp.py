@@ -12,6 +12,7 @@ import math
 import re
 import tempfile
 import time
+from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -68,6 +69,7 @@ def solve_milp(
     return SolverOutcome(status, objective, bound, name, time.perf_counter() - started)
 
 
+@cache
 def milp_version(solver: MilpSolver = "highs") -> str:
     """Return name and version, for reports and for keys of stored solutions."""
     if solver == "highs" and highs_available():
@@ -75,6 +77,7 @@ def milp_version(solver: MilpSolver = "highs") -> str:
     return f"CBC (PuLP {version('pulp')})"
 
 
+@cache
 def highs_available() -> bool:
     """Say whether highspy is installed."""
     try:

@@ -19,7 +19,7 @@ def order_of(step: StepGraph, answer: CutAnswer) -> list[tuple[int, int]]:
 
 
 def _changes_last(step: StepGraph, runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return an order in which what changes what lasts comes behind what uses that as it was, also where this runs again.
+    """Return an order in which what changes a weight comes behind all that uses it as it was, what runs again too.
 
     It stays where it is if what it makes, or the change, is used before that.
     """
