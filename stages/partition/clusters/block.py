@@ -56,7 +56,10 @@ def block_clusters(
 def _flow(graph: BlockGraph, inside: Sequence[Sequence[ComputeNode]], trace: TraceTables) -> FlowGraph:
     """Make the graph of the forward part; orders that one of the identical blocks needs hold in all."""
     count = graph.forward_count
-    after = [tuple(sorted(set().union(*together))) for together in zip(*(orders(nodes) for nodes in inside))]
+    found = [[set(own) for own in orders(nodes)] for nodes in inside]
+    for before, nodes in zip(found, inside, strict=True):
+        _follow_long_lived(before, graph, nodes)
+    after = [tuple(sorted(set().union(*together))) for together in zip(*found)]
     entering = [_entering(nodes, trace) for nodes in inside]
     made = {a for node in graph.nodes[:count] for a in node.creates}
     behind = _backward_of(graph)
@@ -74,6 +77,13 @@ def _flow(graph: BlockGraph, inside: Sequence[Sequence[ComputeNode]], trace: Tra
         value_bytes=tuple(a.nbytes for a in graph.allocations),
         results=tuple(sorted(made.intersection((*graph.output, *graph.outgoing)))),
     )
+
+
+def _follow_long_lived(before: Sequence[set[int]], graph: BlockGraph, nodes: Sequence[ComputeNode]) -> None:
+    """Add the makers of what each node reads that the block does not count: long-lived values, resident outside."""
+    maker = {s: k for k, n in enumerate(nodes) if len(n.creates) > len(graph.nodes[k].creates) for s in n.creates}
+    for k, (own, node) in enumerate(zip(before, nodes, strict=True)):
+        own.update({maker[s] for s in node.reads if s in maker} - {k})
 
 
 def _entering(nodes: Sequence[ComputeNode], trace: TraceTables) -> set[int]:
