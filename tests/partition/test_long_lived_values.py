@@ -15,8 +15,12 @@ from stowage.stages.ir.block import BlockGraph
 from stowage.stages.ir.defaults import MAX_EXACT_NODES
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.variant import LONG_LIVED, NO_LONG_LIVED
+from stowage.stages.options.clusters.regions import clusters_by_block, regions_of
 from stowage.stages.partition import chains as cut
 from stowage.stages.partition import make_chains
+from stowage.stages.partition.clusters.block import block_clusters
+from stowage.stages.partition.clusters.partition import Limits
+from stowage.stages.partition.fold import fold
 from stowage.stages.trace import trace_step
 from tests.solve.synthetic_steps import costs_for
 from tests.zoo import REMAT, ZOO
@@ -95,6 +99,52 @@ def test_a_block_that_stays_large_has_clusters() -> None:
     assert len(made.blocks) == 1
     assert {c.block_hash for c in made.clusters} == {made.blocks[0].block_hash}
     assert made.clusters[-1].node_count == BlockGraph.from_json(made.blocks[0].graph).forward_count
+
+
+class Residual(nn.Module):
+    """Layers of many operations each around a result that the last one reads as the first one does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(3))
+        self.inside = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        early = torch.tanh(self.first(x)) * torch.sigmoid(self.last(x))
+        x = x + early
+        for k, norm in enumerate(self.norms):
+            one, two = self.inside[2 * k : 2 * k + 2]
+            inner = norm(x)
+            x = x + torch.sigmoid(one(inner)) * torch.tanh(two(inner)) * torch.relu(inner)
+        return self.last(x + early)
+
+
+@pytest.mark.parametrize("name", ["decoder", "residual", "t5"])
+def test_clusters_run_what_makes_a_long_lived_value_before_what_reads_it(name: str) -> None:
+    """A block does not count what is long-lived, so that nothing but its clusters' order says who comes first."""
+    if name == "residual":
+        torch.manual_seed(0)
+        trace = trace_step(Residual(), BATCH, loss=loss)
+    else:
+        trace = traced(name)
+    limits = Limits(4)
+    seen = 0
+    folded = fold(trace, costs_for(trace)).nodes
+    for long_lived_from in (4, 8, 16):
+        nodes, blocks = cut.partition(trace, folded, smallest_block=24, long_lived_from=long_lived_from)
+        rows = clusters_by_block(block_clusters(trace, nodes, blocks, limits))
+        for block in (b for b in blocks if b.block_hash in rows):
+            graph = BlockGraph.from_json(block.graph)
+            inside = [nodes[n] for n in block.nodes]
+            maker = {s: k for k, n in enumerate(inside) for s in n.creates}
+            order = regions_of(graph, rows[block.block_hash]).forward
+            place = {k: position for position, k in enumerate(order)}
+            for k in order:
+                before = {maker[s] for s in inside[k].reads if s in maker}
+                seen += any(len(graph.nodes[m].creates) < len(inside[m].creates) for m in before)
+                assert all(place[m] < place[k] for m in before)
+    assert seen
 
 
 def adam(parameters: object) -> torch.optim.Optimizer:
