@@ -16,7 +16,7 @@ from stowage.stages.ir.errors import Infeasible
 from stowage.stages.ir.freezable import Freezable
 from stowage.stages.ir.variant import VariantName
 from stowage.stages.rewrite import Way, is_asked, is_for_freezing, needed_variant
-from stowage.stages.solve.frozen import MOST_BYTES, freezing_plan, keeping_plan, solve_freezing, suffices
+from stowage.stages.solve.frozen import MOST_BYTES, freezing_plan, keeping_plan, solve_freezing
 from stowage.stages.solve.offload.tier import LowerTier
 from stowage.stages.solve.request import EXACT, TOGETHER
 from stowage.stages.solve.summary import PROVEN, Solved
@@ -43,7 +43,7 @@ def solve_frozen_ways(
         freezable: what may be frozen.
         budget_bytes: the budget of the device.
         lower_tier: the lower tier, if plans may use one.
-        enough: see `solve_freezing`; exact plans come first.
+        enough: see `solve_freezing`; what there is leave for is looked for in any case.
 
     Raises:
         Infeasible: no plan that was found fits under its worst mask; the one that needs least is reported.
@@ -63,8 +63,6 @@ def solve_frozen_ways(
                 raise
             failures.append(failure)
             continue
-        if suffices(found[-1], enough):
-            break
         if name == first[0] and not found[0].summary.recomputed_bytes and not found[0].slots:
             break
     if not found:

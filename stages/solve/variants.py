@@ -143,6 +143,8 @@ def _planned(variants: Sequence[Variant], options: Sequence[Option], request: Pl
         return request.lossy and described(variants[0].trace, way.name, request.errors)[1] <= request.max_gradient_error
 
     for variant in filter(allowed, ways):
+        if not is_asked(variant.name) and any(_suffices(s, request) for s in found):
+            continue
         try:
             found.append(plan(variant))
         except Infeasible as failure:
@@ -150,8 +152,6 @@ def _planned(variants: Sequence[Variant], options: Sequence[Option], request: Pl
             tried.append(Planned(variant, None))
             continue
         tried.append(Planned(variant, found[-1]))
-        if _suffices(found[-1], request):
-            break
         if not _leaves_to_be_desired(found[-1]) and not is_asked(variant.name):
             break
     if not found:
@@ -203,7 +203,7 @@ def within_bound(plan: Solved, plans: Sequence[Solved]) -> Solved:
 
 
 def _suffices(solved: Solved, request: PlanRequest) -> bool:
-    """Say whether nothing else is looked for beside a plan."""
+    """Say whether nothing else is looked for beside a plan, but what there is leave for."""
     return solved.summary.step_time_s <= request.enough * solved.summary.lower_bound_s
 
 
