@@ -80,7 +80,12 @@ class Costed:
     def options_for(
         self, method: str, stores: Path, effort: Effort, part: Part = lambda done, total: None
     ) -> list[Option]:
-        """Return schedules of every distinct block of `variants_for`, solved or looked up once."""
+        """Return schedules of every distinct block of `variants_for`, solved or looked up once.
+
+        A policy that ignores the budget takes no schedule that has to be solved for.
+        """
+        if method_of(method).fixed:
+            return self.fixed_options_for(method)
         key = self._key(method, stores, effort)
         if key not in self._options:
             effort = replace(effort, grid=replace(effort.grid, cluster_formulation=_clusters(method, effort)))

@@ -218,10 +218,6 @@ class InMemory:
         """Return orders to choose from, and the one that takes least memory: of a mixture, of those that were made."""
         budget_bytes, everything, slots, method = maker.budget_bytes, self.everything, self.slots, self.method
         base_bytes = maker.program.base_bytes
-        # In memory besides what RK-Rotor counts.
-        inside = (s for b in maker.chain.blocks for s in b.storages)
-        overhead_bytes = base_bytes + maker.known.once("uncounted", lambda: maker.program.uncounted_bytes(inside))
-        smallest = maker.smallest(max(everything.peak_bytes - base_bytes, 1), slots) or everything
         policies = maker.known.once("policies", lambda: _policies(maker))
         if method in FIXED:
             found = [p for p in (everything, *policies) if p.method == method]
@@ -230,6 +226,10 @@ class InMemory:
                     f"method {method} needs a chain of two blocks at least, each of which may run again."
                 )
             return found, found[0]
+        # In memory besides what RK-Rotor counts.
+        inside = (s for b in maker.chain.blocks for s in b.storages)
+        overhead_bytes = base_bytes + maker.known.once("uncounted", lambda: maker.program.uncounted_bytes(inside))
+        smallest = maker.smallest(max(everything.peak_bytes - base_bytes, 1), slots) or everything
         known = [everything, *policies] if method not in COMPARED else []
         smallest = min([smallest, *known], key=lambda p: (p.peak_bytes, p.time_s))
         if not is_mixture:
