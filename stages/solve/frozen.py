@@ -26,7 +26,7 @@ from stowage.stages.ir.units import names_in
 from stowage.stages.rewrite import Way
 from stowage.stages.simulate.lower_tier import ReplayedTier
 from stowage.stages.solve.offload.tier import LowerTier
-from stowage.stages.solve.summary import PROVEN, Solved
+from stowage.stages.solve.summary import PROVEN, Solved, suffices
 from stowage.stages.solver.outcome import SolverSettings
 
 HALVINGS = 6
@@ -129,11 +129,6 @@ def worst_peak(plan: Guarded, active: int, tier: ReplayedTier) -> tuple[WorstMas
     if peak_bytes != worst.nbytes:
         raise AssertionError(f"the worst mask takes {worst.nbytes} bytes as solved, and {peak_bytes} as replayed")
     return worst, peak_bytes
-
-
-def suffices(plan: Solved, enough: float) -> bool:
-    """Return whether a plan takes at most so many times as long as what is proven for it."""
-    return plan.summary.step_time_s <= enough * plan.summary.lower_bound_s
 
 
 def solve_freezing(

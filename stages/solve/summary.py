@@ -140,3 +140,8 @@ def lower_bound_s(nodes: Iterable[ComputeNode], lower_tier: LowerTier | None) ->
     together_s = sum(n.time_s for n in nodes if n.collective)
     computing_s = sum(n.time_s for n in nodes if not n.collective and not (beside and n.phase == "update"))
     return both_lanes_s(computing_s, together_s)
+
+
+def suffices(plan: Solved, enough: float) -> bool:
+    """Return whether a plan takes at most so many times as long as what is proven for it."""
+    return plan.summary.step_time_s <= enough * plan.summary.lower_bound_s

@@ -20,7 +20,7 @@ from stowage.stages.solve.mixtures import mixtures
 from stowage.stages.solve.offload.tier import LowerTier
 from stowage.stages.solve.request import EXACT, TOGETHER, PlanRequest
 from stowage.stages.solve.select import solve_plan
-from stowage.stages.solve.summary import Solved, lower_bound_s
+from stowage.stages.solve.summary import Solved, lower_bound_s, suffices
 
 ROOM_FOR_COPIES = 2
 """The lower tier is taken to hold everything if it has so many times the bytes of all tensors: files are padded."""
@@ -143,7 +143,7 @@ def _planned(variants: Sequence[Variant], options: Sequence[Option], request: Pl
         return request.lossy and described(variants[0].trace, way.name, request.errors)[1] <= request.max_gradient_error
 
     for variant in filter(allowed, ways):
-        if not is_asked(variant.name) and any(_suffices(s, request) for s in found):
+        if not is_asked(variant.name) and any(suffices(s, request.enough) for s in found):
             continue
         try:
             found.append(plan(variant))
@@ -157,7 +157,7 @@ def _planned(variants: Sequence[Variant], options: Sequence[Option], request: Pl
     if not found:
         raise min(failures, key=lambda f: f.smallest_feasible_bytes)
     smallest = min([s.summary.smallest_feasible_bytes for s in found] + [f.smallest_feasible_bytes for f in failures])
-    wanted = not any(_suffices(s, request) for s in found)
+    wanted = not any(suffices(s, request.enough) for s in found)
     if wanted and all((_leaves_to_be_desired(s) or is_asked(s.summary.variant)) and not s.slots for s in found):
         for way in mixtures(ways, options, request, known.part("mixtures")):
             if not allowed(way):
@@ -200,11 +200,6 @@ def within_bound(plan: Solved, plans: Sequence[Solved]) -> Solved:
         return plan
     bound = Bound(least.bound_s, least.bound_kind, least.bound_cuts, least.bound_variant)
     return with_bound(plan, bound, PROVEN)
-
-
-def _suffices(solved: Solved, request: PlanRequest) -> bool:
-    """Say whether nothing else is looked for beside a plan, but what there is leave for."""
-    return solved.summary.step_time_s <= request.enough * solved.summary.lower_bound_s
 
 
 def _leaves_to_be_desired(solved: Solved) -> bool:

@@ -183,6 +183,28 @@ def test_no_plan_of_any_mixture_beats_the_bound(name: str, dear: bool) -> None:
     assert above_once
 
 
+def test_cuts_at_what_a_mixture_computes_otherwise_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no node of what an answer describes is known, the bound holds all the same."""
+    variants, options, fixed, eager = variants_for("gpt2", True)
+    budget = fixed + (eager - fixed) * 45 // 100
+    plans = [(v, plan) for v in variants for plan in plans_of(v, options, budget, ["auto"])]
+    guide, best = min(plans, key=lambda pair: pair[1].summary.step_time_s)
+    named = [NamedWay(v) for v in variants]
+    union = Union.of(named)
+    assert union is not None
+    way = MixedWay(union, named, guide, best.rows, budget, best.summary.step_time_s)
+    judged = list[int]()
+
+    def unknown(self: Union, other: NamedWay) -> list[int]:
+        judged.append(len(other.way.nodes))
+        return [-1] * len(other.way.nodes)
+
+    monkeypatch.setattr(Union, "numbers_of", unknown)
+    for _ in way.improve(time.monotonic() + 5):
+        assert best.summary.step_time_s * SAME >= way.bound_s
+    assert judged
+
+
 def test_a_plan_states_the_bound_of_all_mixtures() -> None:
     """The summary names what is mixed; the plan is no slower; what cuts have found is a variant that can be made."""
     variants, options, fixed, eager = variants_for("gpt2", True)
