@@ -187,6 +187,8 @@ def cost_recorded(recorded: Recorded, step: StepToPlan, how: Costing) -> Costed:
     if step.leave is not None:
         how.progress("errors")
         errors = step.leave.errors(trace, step.leave.lossy)
+        if how.freeze is not None and freezable is not None:
+            errors = how.freeze.errors_of(errors, freezable)
         frozen = freezable.frozen_share if freezable is not None else None
         names = choices(trace, {c.signature: c for c in known}, errors, step.leave.lossy, frozen)
         traces |= {name: rewritten(trace, name) for name in names}

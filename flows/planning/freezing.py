@@ -6,11 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from stowage.stages.freezing.copies import costs_with_copies
-from stowage.stages.freezing.policies import Policy, most_active
+from stowage.stages.freezing.errors import errors_under_masks
+from stowage.stages.freezing.policies import Policy, active_count, most_active
 from stowage.stages.freezing.units import units_of
 from stowage.stages.ir.costs import Cost
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.freezable import Freezable, UnitKind
+from stowage.stages.ir.lossy import GradientError
 from stowage.stages.ir.trace import TraceTables
 
 
@@ -60,6 +62,13 @@ class Freezing:
                 "in this one: freeze another kind of units, or let every batch train the same parameters."
             )
         return self._found
+
+    def errors_of(self, errors: Iterable[GradientError], freezable: Freezable) -> list[GradientError]:
+        """Return errors of codes as the most that they are in any step, whatever trains in it.
+
+        A policy of one's own is taken to train as many units as the rate says.
+        """
+        return errors_under_masks(errors, freezable.units, active_count(len(freezable.units), self.rate))
 
     def with_copies(self, costs: Iterable[Cost], traces: Iterable[TraceTables]) -> list[Cost]:
         """Return the costs with what measuring the moves of weights takes: in updates, a copy of the weight."""

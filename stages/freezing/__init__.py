@@ -15,5 +15,6 @@ What a plan does under a mask:
 - `levels`: writes what each row takes, as a function of the mask.
 - `times`: predicts the mean time of a step.
 - `copies`: counts the copies that measuring moves takes.
+- `errors`: bounds what codes do to the gradient, whatever trains.
 - `stored`: judges plans that come from a file.
 """

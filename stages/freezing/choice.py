@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from stowage.stages.freezing.policies import Policy, most_active, policy_named
+from collections.abc import Iterable
+
+from stowage.stages.freezing.errors import errors_under_masks
+from stowage.stages.freezing.policies import Policy, active_count, most_active, policy_named
 from stowage.stages.freezing.units import units_of
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.freezable import Freezable, FreezeChoice
+from stowage.stages.ir.lossy import GradientError
 from stowage.stages.ir.trace import TraceTables
 
 
@@ -23,6 +27,18 @@ def freezable_of(trace: TraceTables, choice: FreezeChoice) -> Freezable | None:
     if not units:
         raise ParameterError("solve.freeze finds nothing to freeze: no parameter of the model gets a gradient.")
     return Freezable(tuple(units), most_active(policy_of(choice), len(units), choice.rate))
+
+
+def errors_of(errors: Iterable[GradientError], trace: TraceTables, choice: FreezeChoice) -> list[GradientError]:
+    """Return errors of codes as the most that they are in any step of a run, whatever trains in it.
+
+    Raises:
+        ParameterError: the run cannot freeze.
+    """
+    freezable = freezable_of(trace, choice)
+    if freezable is None:
+        return list(errors)
+    return errors_under_masks(errors, freezable.units, active_count(len(freezable.units), choice.rate))
 
 
 def policy_of(choice: FreezeChoice) -> Policy:

@@ -51,8 +51,9 @@ class Lossy:
         kinds: kinds of codes that may be used, see `KINDS`; `all` for every one.
         max_gradient_error: most that the gradient of a step may change by: the norm of the difference over the norm of
             the gradient, of all parameters together. What each kind does to each class of tensors is measured before
-            planning; errors of several classes are taken to be independent, so that their squares add up. With 0 only
-            kinds that change nothing are used.
+            planning; errors of several classes are taken to be independent, so that their squares add up. A step that
+            freezes has the gradients of what trains alone, and the limit holds whatever does. With 0 only kinds that
+            change nothing are used.
         batches: what it is measured on, the first four: more batches like the one that `fit` gets. With none it is
             measured on that one.
     """
@@ -93,10 +94,14 @@ class GradientError:
     Attributes:
         kind: the kind of codes.
         tensors: the class of tensors.
-        squared_error: the squared norm of the change of the gradient over the squared norm of the gradient.
+        squared_error: the squared norm of the change of the gradient over the squared norm of the gradient; of a step
+            that freezes the most that it is whatever trains.
         variance: how much the gradient varies from batch to batch without the codes, over the same norm: the squared
             distance of one batch's to the mean; 0 where one batch was measured.
         coded_variance: the same with the codes.
+        parameters: those whose gradients were compared.
+        changes: the squared norm of the change of each one's gradient, over that of the whole gradient.
+        shares: the squared norm of each one's gradient, over that of the whole gradient.
     """
 
     kind: str
@@ -104,3 +109,6 @@ class GradientError:
     squared_error: float
     variance: float = 0.0
     coded_variance: float = 0.0
+    parameters: tuple[str, ...] = ()
+    changes: tuple[float, ...] = ()
+    shares: tuple[float, ...] = ()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from math import inf
+from dataclasses import dataclass, field
+from math import inf, sqrt
 from statistics import fmean
 
 import torch
@@ -73,44 +74,82 @@ def gradient_errors(
     """
     kinds = tuple(kinds)
     classes = Classes(trace)
-    changes = dict.fromkeys(classes.members(kinds), 0.0)
-    norms = dict.fromkeys(changes, 0.0)
-    spreads = {key: (Spread(), Spread()) for key in changes} if len(live) > 1 else {}
+    rows = {key: _Row() for key in classes.members(kinds)}
+    several = len(live) > 1
     runs: list[tuple[StepTensors, int | None]] = [(each, None) for each in live]
-    if len(live) == 1:
+    if not several:
         runs += [(live[0], seed) for seed in range(MOVED)]
     with around():
         for number, (each, seed) in enumerate(runs):
             forward = StoredForward(trace, each if seed is None else moved(each, seed), classes.everywhere(kinds))
             exact = forward.gradients(trace)
-            whole = _squared(exact)
-            for done, (kind, name) in enumerate(changes, 1):
+            norms = _norms(exact)
+            for done, ((kind, name), row) in enumerate(rows.items(), 1):
                 packed, frozen = classes.frozen(kind, name)
                 own = {n: g for n, g in exact.items() if n not in frozen}
-                norm = whole - _squared({n: exact[n] for n in frozen if n in exact})
                 found = forward.gradients(packed)
-                change = squared_distance(found, own)
-                if seed is None:
-                    norms[kind, name] += norm
-                else:
-                    change *= norms[kind, name] / norm if 0 < norm < inf else 0.0
-                changes[kind, name] = max(changes[kind, name], change)
-                for spread, gradients in zip(spreads.get((kind, name), ()), (own, found), strict=False):
-                    spread.add({n: gradients[n] for n in own})
-                    del gradients
+                row.add(own, found, norms, moved=seed is not None, spreads=several)
                 del found, own  # before others are made
-                progress(number * len(changes) + done, len(runs) * len(changes))
+                progress(number * len(rows) + done, len(runs) * len(rows))
             del forward, exact  # likewise
-    scales = {key: len(live) / norm if norm else 0.0 for key, norm in norms.items()}
     more = margin(len(live)) ** 2
-    return [
-        GradientError(*key, more * scales[key] * change, *(scales[key] * s.variance() for s in spreads.get(key, ())))
-        for key, change in changes.items()
-    ]
+    return [row.measured(*key, batches=len(live), more=more) for key, row in rows.items()]
+
+
+@dataclass
+class _Row:
+    """What one kind does to one class, on the batches so far.
+
+    Attributes:
+        norms: sum over batches of the squared norm of each parameter's gradient.
+        changes: largest squared change of each parameter's gradient.
+        whole: largest squared change of all of them together.
+        spreads: of the gradient without codes and with them.
+    """
+
+    norms: dict[str, float] = field(default_factory=dict)
+    changes: dict[str, float] = field(default_factory=dict)
+    whole: float = 0.0
+    spreads: tuple[Spread, Spread] = field(default_factory=lambda: (Spread(), Spread()))
+
+    def add(self, own: Gradients, found: Gradients, norms: Mapping[str, float], *, moved: bool, spreads: bool) -> None:
+        """Add one batch; of moved weights the change counts beside their own gradient's norm."""
+        changes = {name: _change(found[name], gradient) for name, gradient in own.items()}
+        scale = 1.0
+        if moved:
+            norm = sum(norms[name] for name in own)
+            scale = sum(self.norms.values()) / norm if 0 < norm < inf else 0.0
+        else:
+            self.norms = {name: self.norms.get(name, 0.0) + norms[name] for name in own}
+        self.changes = {name: max(self.changes.get(name, 0.0), scale * change) for name, change in changes.items()}
+        self.whole = max(self.whole, scale * sum(changes.values()))
+        if spreads:
+            for spread, gradients in zip(self.spreads, (own, found), strict=True):
+                spread.add({name: gradients[name] for name in own})
+
+    def measured(self, kind: str, tensors: str, *, batches: int, more: float) -> GradientError:
+        """Return what was found, with a margin for other batches."""
+        norm = sum(self.norms.values())
+        scale = batches / norm if norm else 0.0
+        plain, coded = (scale * spread.variance() for spread in self.spreads)
+        return GradientError(
+            kind,
+            tensors,
+            more * scale * self.whole,
+            plain,
+            coded,
+            tuple(self.norms),
+            tuple(more * scale * self.changes[name] for name in self.norms),
+            tuple(value / norm if norm else 0.0 for value in self.norms.values()),
+        )
 
 
 def gradient_error(
-    trace: TraceTables, packed: TraceTables, live: Sequence[StepTensors], beside: Sequence[StepTensors] = ()
+    trace: TraceTables,
+    packed: TraceTables,
+    live: Sequence[StepTensors],
+    beside: Sequence[StepTensors] = (),
+    among: Sequence[Collection[str]] = (),
 ) -> float:
     """Return the relative error of the gradient under a rewrite: the norm of the change over the gradient's norm.
 
@@ -119,28 +158,35 @@ def gradient_error(
         packed: the step with its rewrite.
         live: the model's tensors with those of a batch, for each batch that the change is measured on.
         beside: the same for the batches with whose gradients it is compared; by default those of `live`.
+        among: sets of parameters: the error is that of the gradient of one of them, whichever is largest.
     """
-    changes: list[float] = []
-    norms: list[float] = []
+    changes: list[dict[str, float]] = []
+    norms: list[dict[str, float]] = []
     with forked_generators():
         for each in live:
             forward = StoredForward(trace, each, [packed])
             exact = forward.gradients(trace)
-            changes.append(squared_distance(forward.gradients(packed), exact))
-            norms.append(_squared(exact))
+            found = forward.gradients(packed)
+            changes.append({name: _change(found[name], gradient) for name, gradient in exact.items()})
+            norms.append(_norms(exact))
         if beside:
-            norms = [_squared(StoredForward(trace, each, []).gradients(trace)) for each in beside]
-    norm = fmean(norms)
-    return (fmean(changes) / norm) ** 0.5 if norm else 0.0
+            norms = [_norms(StoredForward(trace, each, []).gradients(trace)) for each in beside]
+
+    def error(names: Collection[str]) -> float:
+        change, norm = (fmean(sum(of[name] for name in names) for of in each) for each in (changes, norms))
+        return sqrt(change / norm) if norm else inf if change else 0.0
+
+    return max(map(error, among or [list(changes[0])]))
 
 
-def _squared(gradients: Gradients) -> float:
-    return sum(float(g.abs().double().square().sum()) for g in gradients.values())
+def _norms(gradients: Gradients) -> dict[str, float]:
+    return {name: _squared(gradient) for name, gradient in gradients.items()}
 
 
-def squared_distance(found: Gradients, exact: Gradients) -> float:
-    """Return the squared norm of the difference of two gradients; infinity where one of them is no number."""
-    total = 0.0
-    for name, gradient in exact.items():
-        total += float((found[name] - gradient).abs().double().square().sum())
-    return total if total == total else float("inf")
+def _squared(gradient: torch.Tensor) -> float:
+    return float(gradient.abs().double().square().sum())
+
+
+def _change(found: torch.Tensor, exact: torch.Tensor) -> float:
+    change = _squared(found - exact)
+    return change if change == change else inf  # one of them is no number

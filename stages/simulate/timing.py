@@ -11,6 +11,11 @@ from stowage.stages.ir.step import Step
 from stowage.stages.ir.trace import Storage
 from stowage.stages.simulate.copies import Beside, Copies
 
+_ENDING = frozenset(name for name, kind in ACTIONS.items() if kind.ends)
+_CONCERNED = frozenset(name for name, kind in ACTIONS.items() if kind.beside or kind.ends)
+"""Rows that begin or end what runs beside computing."""
+_ON_NODE = frozenset(name for name, kind in ACTIONS.items() if kind.on_node)
+
 
 class Timing:
     """Times of rows: computing in order, copies beside it. Iterations follow each other, so the second one is timed."""
@@ -32,13 +37,12 @@ class Timing:
             self._copy("offload" if storage in start.offloading else "reload", storage, storages[storage].nbytes, 0.0)
         self._clock = 0.0
         self._storages, self._nodes = storages, nodes
-        rows = [(step, ACTIONS[step.kind]) for step in steps]
-        alone_s = [self._alone_s(*row) for row in rows]
-        rounds = 2 if any(kind.ends for _, kind in rows) else 1
+        alone_s = [self._alone_s(step) for step in steps]
+        rounds = 2 if any(step.kind in _ENDING for step in steps) else 1
         for _ in range(rounds):
             began = self._clock
             self.wait_s = 0.0
-            spans = [self._row(*row) if s is None else self._passed(s) for row, s in zip(rows, alone_s)]
+            spans = self._spans(steps, alone_s)
         self.period_s = self._clock - began
         self._copies.finish_all()
         self.times: list[tuple[float, float]] = []
@@ -51,19 +55,30 @@ class Timing:
         self._under_way[storage] = work
         return work
 
-    def _alone_s(self, step: Step, kind: Kind) -> float | None:
+    def _alone_s(self, step: Step) -> float | None:
         """Return the seconds of a row to which it does not matter what is under way, None for others."""
-        if kind.beside or kind.ends:
+        kind = step.kind
+        if kind not in _ON_NODE:
+            return None if kind in _CONCERNED else 0.0
+        if kind in _CONCERNED:
             return None
-        if not kind.on_node:
-            return 0.0
         node = self._nodes[step.node]
         return None if node.collective else node.time_s
 
-    def _passed(self, seconds: float) -> tuple[float, float]:
-        start_s = self._clock
-        self._clock = end_s = start_s + seconds
-        return start_s, end_s
+    def _spans(self, steps: Sequence[Step], alone_s: Sequence[float | None]) -> list[tuple[float, float] | Beside]:
+        """Return when the rows of one iteration begin and end. Most pass alone: replays spend their time here."""
+        found: list[tuple[float, float] | Beside] = []
+        clock = self._clock
+        for step, seconds in zip(steps, alone_s):
+            if seconds is None:
+                self._clock = clock
+                found.append(self._row(step, ACTIONS[step.kind]))
+                clock = self._clock
+            else:
+                began, clock = clock, clock + seconds
+                found.append((began, clock))
+        self._clock = clock
+        return found
 
     def _row(self, step: Step, kind: Kind) -> tuple[float, float] | Beside:
         start_s = self._clock

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from stowage.stages.freezing.choice import errors_of
 from stowage.stages.inputs import TRACE, ExecutedFiles, imported_files, look_in_src, require_listed
 from stowage.stages.inputs.origin import ORIGIN, write_origin
 from stowage.stages.ir.command import ARTIFACTS, DEVICE, STORE, run_stage
@@ -70,7 +71,9 @@ def main() -> None:
         live = [StepTensors.of(workload.model, batch, recorded.outside) for batch in batches]
         # Ranks measure nothing: it is the gradient of whole parameters on one rank's batches.
         whole = trace if settings.ranks == 1 else with_updates(recorded, workload.model)
-        write_rows(table, GradientError, gradient_errors(whole, allowed(lossy.kinds, freezes=True), live))
+        errors = gradient_errors(whole, allowed(lossy.kinds, freezes=True), live)
+        freeze = parameters.solve.freeze
+        write_rows(table, GradientError, errors_of(errors, trace, freeze.choice()) if freeze is not None else errors)
     write_origin(ORIGIN, root, parameters, files, trace.meta.configuration_hash, locations)
     print(f"trace: {len(trace.calls)} calls, {len({c.signature for c in trace.calls})} of them distinct")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 
 from stowage.flows.benchmarks.elixir.engines import Configuration
@@ -13,6 +14,9 @@ from stowage.flows.benchmarks.elixir.plan_b import case_of, planned
 from stowage.flows.benchmarks.elixir.plan_time import BATCH, Job, PlanTime, jobs
 from stowage.flows.benchmarks.elixir.rows import sharding_problem
 from stowage.flows.planning.effort import processor_s
+
+IMPORTED = ("torch._dynamo", "transformers.models.gpt2.modeling_gpt2")
+"""Modules that the first trace of a process imports, which takes seconds."""
 
 
 def step_times(kept: Kept, say: Callable[[str], None] = lambda text: None, *, anew: bool = True) -> Iterator[PlanTime]:
@@ -32,8 +36,10 @@ def step_times(kept: Kept, say: Callable[[str], None] = lambda text: None, *, an
 
 
 def plan_step(job: Job) -> PlanTime:
-    """Trace and plan one step."""
+    """Trace and plan one step; the time holds no imports of PyTorch's and transformers' modules."""
     case, machine, model, ranks = job
+    for module in IMPORTED:
+        import_module(module)
     start = processor_s()
     c = Configuration(machine, model, ranks, BATCH)
     problem = sharding_problem(c)

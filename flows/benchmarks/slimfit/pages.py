@@ -191,6 +191,7 @@ LOSSY = Section(
         Column("peak_bytes", "measured peak", f.mib),
         Column("predicted_time_s", "predicted", f.milliseconds),
         Column("time_s", "step", f.milliseconds),
+        Column("speedup", "times as fast", lambda x: f"{x:.2f}", optional=True),
         Column("same", "", lambda x: "same program" if x else "", optional=True),
         Column("predicted_error", "predicted error", f.tenths),
         Column("error", "error", f.tenths),

@@ -289,6 +289,8 @@ def _lossy_row(row: LossyRow) -> dict[str, Any]:
         return {**known, "leave": f"{known['leave']}: none fits"}
     numbers = ("predicted_peak_bytes", "peak_bytes", "predicted_time_s", "time_s")
     known |= {key: getattr(row, key) for key in numbers}
+    if row.plan != EXACT and row.exact_time_s:
+        known["speedup"] = row.exact_time_s / row.time_s
     if row.same:
         known |= {"same": True, "time_s": None}
     return known | ({"predicted_error": row.predicted_error, "error": row.error} if row.plan != EXACT else {})
