@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import nn
 
 from stowage.flows import fit
+from stowage.flows.api import fit as _fit
+from stowage.flows.api.lower_tier import OpenableTier, lower_tier_for
 from stowage.flows.api.sharding.machine import ADAMW_BYTES, parallel_machine
 from stowage.flows.api.update_rate import with_shares_of_ranks
 from stowage.stages.device import device_of
@@ -98,6 +100,7 @@ def _find(stores: Path) -> Found:
     model = nn.Linear(8, 8)
     adamw, sgd = (kind(model.parameters(), lr=0.1) for kind in (torch.optim.AdamW, torch.optim.SGD))
     asked, ranks = Asked([]), Ranks(dist.group.WORLD)
+    links: list[Link] = []
     card = mock.Mock(**{"fingerprint.return_value": CARD.fingerprint})
 
     def machine() -> ParallelMachine:
@@ -110,18 +113,26 @@ def _find(stores: Path) -> Found:
 
     def fitted(folder: str) -> Link:
         kept = stores / folder
+        layer = nn.Linear(8, 8)
+        optimizer = torch.optim.AdamW(layer.parameters())
         write_record(kept / "devices" / f"{device_of('cpu').fingerprint()}.json", made_up_cpu())
-        step = fit(
-            model, torch.ones(2, 8), adamw, device_budget="1GiB", loss=_loss, quick=True, cache_dir=kept,
+        fit(
+            layer, torch.ones(2, 8), optimizer, device_budget="1GiB", loss=_loss, quick=True, cache_dir=kept,
             offload_dir=stores / "lower", group=dist.group.WORLD, say=lambda text: None,
         )  # fmt: skip
-        tier = step.planner.lower_tier
-        assert tier is not None
-        return tier.link
+        return links[-1]
+
+    def lower_tier(*given: Any, **more: Any) -> OpenableTier | None:
+        found = lower_tier_for(*given, **more)
+        assert found is not None
+        links.append(found.lower_tier.link)
+        return found
 
     copies = {"HostCopies": lambda device: HostCopies(CPU), "give_back": lambda device: None}
-    with mock.patch.multiple(
-        shares_module, measure_host_shares=asked.host, measure_disk=asked.disk, **copies
+    measured = {"measure_host_shares": asked.host, "measure_disk": asked.disk, **copies}
+    with (
+        mock.patch.multiple(shares_module, **measured),
+        mock.patch.object(_fit, "lower_tier_for", lower_tier),
     ):
         found = [machine(), machine(), described(adamw), described(adamw), described(sgd), fitted("a"), fitted("a")]
         optimizers, disks = list(asked.optimizers), asked.disks

@@ -127,12 +127,12 @@ class Ranks:
             pass
 
     def _beat(self, what: str, ended: bool) -> bool:
-        flag = torch.tensor(int(ended), device=self._place())
+        flag = torch.tensor(int(ended), device=self.place())
         with self.failures.named(what):
             dist.broadcast(flag, src=self._first, group=self.group)
         return bool(flag.item())
 
-    def _place(self) -> torch.device:
+    def place(self) -> torch.device:
         """Return where tensors are that the group's backend takes."""
         backend = str(dist.get_backend(self.group))
         return torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
@@ -155,7 +155,7 @@ class Ranks:
     @cached_property
     def _numbers(self) -> torch.Tensor:
         """Room for a number of this rank's and one of each: gloo would free what is new for each comparison late."""
-        return torch.empty(1 + self.count, dtype=torch.int64, device=self._place())
+        return torch.empty(1 + self.count, dtype=torch.int64, device=self.place())
 
     def broadcast(self, tensor: torch.Tensor, what: str) -> None:
         """Overwrite a tensor by rank 0's."""
@@ -169,7 +169,7 @@ class Ranks:
 
     def sums(self, numbers: list[float], what: str) -> list[float]:
         """Return the sum of each number over all ranks, the same on all."""
-        found = torch.tensor(numbers, dtype=torch.float64, device=self._place())
+        found = torch.tensor(numbers, dtype=torch.float64, device=self.place())
         self.add(found, what)
         return found.tolist()
 

@@ -47,7 +47,6 @@ def host_shares(
             copies = together(ranks, lambda: HostCopies(device))
             return _at_once(
                 ranks,
-                device,
                 lambda stopwatch: measure_host_shares(ranks.group, device, copies, stopwatch, make_optimizer, dtype),
             )
         finally:
@@ -69,19 +68,18 @@ def disk_shares(ranks: Ranks, device: torch.device, folder: Path, disk: Path) ->
 
     def measure() -> DiskRates:
         together(ranks, begin)
-        return _at_once(ranks, device, lambda stopwatch: measure_disk(str(disk), stopwatch), room_in(str(disk)))
+        return _at_once(ranks, lambda stopwatch: measure_disk(str(disk), stopwatch), room_in(str(disk)))
 
     return ranks.measured(DiskRates, measure, device, folder, "disk")
 
 
 def _at_once(
     ranks: Ranks,
-    device: torch.device,
     measure: Callable[[RanksStopwatch], Found],
     said: AbstractContextManager[None] | None = None,
 ) -> Found:
     """Measure on all ranks; where one has failed, raise on all after that, on that one as `said` turns its error."""
-    stopwatch = RanksStopwatch(ranks.group, device)
+    stopwatch = RanksStopwatch(ranks.group, ranks.place())
     with ranks.failures.named("probes of the rates of the host"):
         found = measure(stopwatch)
 
