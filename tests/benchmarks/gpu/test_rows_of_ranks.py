@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stowage.flows.benchmarks.gpu.ranks.rows import rows_of
 from stowage.flows.benchmarks.gpu.ranks.whole import RanksEffort, job_of_ranks, steps_of_ranks
 from stowage.flows.benchmarks.gpu.steps import StepResult
+from stowage.flows.benchmarks.pages.measurement import Measurement
+from stowage.flows.benchmarks.pages.ranks_tables import RANKS
+from stowage.flows.benchmarks.pages.write import table_of
 from stowage.stages.ir.errors import ParameterError
+
+
+def measurement(rows: list[dict[str, Any]]) -> Measurement:
+    return Measurement("several_gpus", "2026-01-01", "here", {}, "", rows)
 
 
 def test_each_contestant_has_a_row_and_none_without_numbers(tmp_path: Path) -> None:
@@ -30,10 +38,10 @@ def test_each_contestant_has_a_row_and_none_without_numbers(tmp_path: Path) -> N
     assert (rows[0]["low_s"], rows[0]["step_s"], rows[0]["high_s"]) == (0.5, 0.6, 0.7)
     last = rows[-1]
     assert (last["budget_bytes"], last["predicted_bytes"], last.get("peak_bytes")) == (10, 11, None)
-    table = table_of(RANKS, Measurement({}, rows))
+    table = table_of(RANKS, measurement(rows))
     assert "a quarter below" in table
     old = [{name: value for name, value in row.items() if name not in ("low_s", "high_s")} for row in rows]
-    assert "a quarter below" not in table_of(RANKS, Measurement({}, old)), "the page of one round"
+    assert "a quarter below" not in table_of(RANKS, measurement(old)), "the page of one round"
     for name in (names[-1], "compare"):
         fallen = {**results, name: replace(results[name], status="fell", why="it died")}
         with pytest.raises(ParameterError, match=f"'{name}' gave no numbers .*it died"):
