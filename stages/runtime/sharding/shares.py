@@ -42,14 +42,17 @@ def host_shares(
         StowageError: a rank has no memory for that; the others hear of it.
     """
 
+    def measured() -> HostShares:
+        copies = together(ranks, lambda: HostCopies(device))
+        return _at_once(
+            ranks,
+            lambda stopwatch: measure_host_shares(ranks.group, device, copies, stopwatch, make_optimizer, dtype),
+        )
+
     def measure() -> HostShares:
         try:
-            copies = together(ranks, lambda: HostCopies(device))
-            return _at_once(
-                ranks,
-                lambda stopwatch: measure_host_shares(ranks.group, device, copies, stopwatch, make_optimizer, dtype),
-            )
-        finally:
+            return measured()
+        finally:  # now that its copies are gone
             give_back(device)
 
     return ranks.measured(HostShares, measure, device, folder, f"host {key}")
@@ -63,8 +66,9 @@ def disk_shares(ranks: Ranks, device: torch.device, folder: Path, disk: Path) ->
     """
 
     def begin() -> None:
-        with room_in(str(disk)), tempfile.TemporaryDirectory(dir=disk):
-            pass
+        with room_in(str(disk)):
+            disk.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=disk).close()
 
     def measure() -> DiskRates:
         together(ranks, begin)
