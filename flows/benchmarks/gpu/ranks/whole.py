@@ -198,6 +198,9 @@ def run_ranks(
     listed = steps_of_ranks(job, ranks, out, effort, host_bytes)
     command = f"{Path(sys.executable).name} -m stowage.flows.gpu ranks --out {out}"
     command += "" if device == "cuda" else f" --device {device} --ranks {ranks}"
+    command += (
+        f" --model {job.architecture} --steps {effort.steps} --rounds {effort.rounds}" + " --quick" * effort.quick
+    )
 
     def show(results: Mapping[str, StepResult]) -> None:
         write_atomically(out / PAGE, page_of(listed, results, job.name(), ranks, device, command).encode())
