@@ -222,12 +222,17 @@ def slimfit(
 
 
 @application.command("several-gpus")
-def several_gpus(write: Write = None) -> None:
+def several_gpus(
+    model: Annotated[str, typer.Option(help="gpt2, which the page is of, or t5.")] = "gpt2",
+    rounds: Annotated[int, typer.Option(help="Rounds in which each contestant is timed, in turn.")] = 3,
+    write: Write = None,
+) -> None:
     """Train on two ranks of this CPU under one plan, beside DistributedDataParallel and FSDP2."""
     with results_of("several_gpus", write) as out:
-        from stowage.flows.benchmarks.gpu.ranks.rows import run_two_ranks
+        from stowage.flows.benchmarks.gpu.ranks.rows import check_written, run_two_ranks
 
-        typer.echo(run_two_ranks(out, typer.echo))
+        check_written(model, written=write is not None)
+        typer.echo(run_two_ranks(out, typer.echo, model, rounds=rounds))
 
 
 @application.command("proven")

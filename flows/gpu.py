@@ -25,8 +25,10 @@ goes on at the contestant that was next; --again PART repeats contestants with P
 `fell` or `all`.
 
 `ranks` trains GPT-2 small on all cards, each with a shard of every parameter under one plan, beside
-DistributedDataParallel and FSDP2: whether losses and weights are equal, peaks and times. It plans there, so all of
-Stowage must be installed. The same call again goes on after the last finished step, with --again as for `first`.
+DistributedDataParallel, FSDP2 as people apply it, and FSDP2 as `shard` does, each within the same budgets: whether
+losses and weights are equal, peaks, and medians and quartiles of times, taken in turn. A rank's plan may use its share
+of the host. It plans there, so all of Stowage must be installed. The same call again goes on after the last finished
+step, with --again as for `first`.
 
 Where this machine cannot plan, both say which file to carry to one that can, and go on when its answer is there. Two
 machines carry one small file each way. `first`, `race`, `measure` and `train` need torch, transformers, pyarrow and
@@ -56,7 +58,14 @@ from stowage.flows.benchmarks.gpu.job import GpuJob, parameters_of
 from stowage.flows.benchmarks.gpu.measure import fitting_dtype, measure_job
 from stowage.flows.benchmarks.gpu.race import ALLOCATOR, race
 from stowage.flows.benchmarks.gpu.ranks.page import PAGE as RANKS_PAGE
-from stowage.flows.benchmarks.gpu.ranks.whole import job_of_ranks, ranks_here, run_ranks, steps_of_ranks
+from stowage.flows.benchmarks.gpu.ranks.whole import (
+    SMALL,
+    RanksEffort,
+    job_of_ranks,
+    ranks_here,
+    run_ranks,
+    steps_of_ranks,
+)
 from stowage.flows.benchmarks.gpu.table import text_of
 from stowage.flows.benchmarks.gpu.whole_race import PAGE as RACE_PAGE
 from stowage.flows.benchmarks.gpu.whole_race import RaceEffort, jobs_of, notes_of, report_of, run_race
@@ -106,6 +115,8 @@ def arguments_of(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--stores", type=Path, default=stores, help="stores of the planning machine")
     parser.add_argument("--quick", action="store_true", help="plan and measure in seconds, less well")
     parser.add_argument("--ranks", type=int, help="of `ranks`: processes, one for each card by default; on a CPU two")
+    parser.add_argument("--rounds", type=int, default=3, help="of `ranks`: how often each contestant is timed, in turn")
+    parser.add_argument("--model", default="gpt2", choices=tuple(SMALL), help="of `ranks`: what is trained")
     parser.add_argument("--steps", type=int, default=5, help="timed iterations of each contestant")
     parser.add_argument(
         "--only",
@@ -217,14 +228,15 @@ def run_all_ranks(given: argparse.Namespace) -> int:
     """Run the contestants on all cards; return status 1 where something did not hold."""
     check_device(given.device)
     ranks = ranks_here(given.device, given.ranks)
-    job = job_of_ranks(given.device, overrides_of(given), given.batch, given.length)
+    job = job_of_ranks(given.device, overrides_of(given), given.batch, given.length, given.model)
+    effort = RanksEffort(given.steps, given.rounds, given.quick)
     found = run_ranks(
         given.out,
         job,
         ranks,
         say,
-        steps=given.steps,
-        quick=given.quick,
+        effort=effort,
+        host_bytes=int(given.host_gb * 1e9) if given.host_gb else int(HOST_SHARE * available_bytes()),
         budget_s=math.inf if given.budget_s is None else given.budget_s,
         again=given.again,
         only=given.only,
@@ -233,7 +245,7 @@ def run_all_ranks(given: argparse.Namespace) -> int:
     say(f"{given.out / RANKS_PAGE}")
     if any(result.status in ("fell", "timed out") for result in found.values()):
         return 1
-    names = given.only or [step.name for step in steps_of_ranks(job, ranks, given.out, given.steps, given.quick)]
+    names = given.only or [step.name for step in steps_of_ranks(job, ranks, given.out, effort)]
     return 0 if all(name in found and found[name].finished for name in names) else UNFINISHED_STATUS
 
 

@@ -25,7 +25,7 @@ from stowage.flows.api.planner import Planner
 from stowage.flows.api.several_ranks import run_together
 from stowage.flows.api.steps import MOST, NewShapes, Say, Steps
 from stowage.flows.api.training_step import TrainingStep
-from stowage.flows.api.update_rate import with_own_updates
+from stowage.flows.api.update_rate import with_own_updates, with_shares_of_ranks
 from stowage.flows.planning.effort import QUICK, Effort, stores_folder, target_device
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.lossy import Lossy
@@ -81,20 +81,27 @@ def _make_step(
     check_parameters(model)
     offload, stores = choices.offload, stores_folder(choices.cache_dir)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    lower = lower_tier_for(
-        with_own_updates(
-            target_device(device, stores), optimizer if offload.host is not None else None, device, stores
-        ),
-        offload,
-        device=device,
-        method=choices.method,
-    )
+    target = target_device(device, stores)
+    if ranks is None:
+        target = with_own_updates(target, optimizer if offload.host is not None else None, device, stores)
+    lower = lower_tier_for(target, offload, device=device, method=choices.method)
     known = KnownOptimizer(optimizer) if optimizer is not None else None
     freezing = freezing_of(choices.freeze, optimizer)
     if ranks is not None:
         notice = run_together(ranks, model, optimizer, _settings(steps, choices))
         if notice:
             choices.say(notice)
+        if offload.host is not None or offload.dir is not None:
+            target = with_shares_of_ranks(
+                target,
+                optimizer,
+                device,
+                stores,
+                ranks,
+                host=offload.host is not None,
+                disk=offload.dir is not None,
+            )
+            lower = lower_tier_for(target, offload, device=device, method=choices.method)
     planner = Planner(
         model,
         known,

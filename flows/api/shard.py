@@ -132,7 +132,12 @@ def shard(
     host = host_memory() if host_budget is None else resolve_budget(host_budget, 0, "host_budget")
     ahead = prefetch if prefetch is not None else int(here.device.type != "cpu")
     machine = parallel_machine(
-        target_device(here.device, stores), here.ranks, here.device, device_bytes=budget, host_bytes=host
+        target_device(here.device, stores),
+        here.ranks,
+        here.device,
+        device_bytes=budget,
+        host_bytes=host,
+        stores=stores,
     )
 
     def make() -> str:

@@ -8,12 +8,14 @@ from pathlib import Path
 
 from stowage.stages.device import device_of
 from stowage.stages.device.rates.collectives import measure_ranks
+from stowage.stages.device.rates.shares import shares_of_processes, with_shares
 from stowage.stages.ir.command import Parser
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.errors import StowageError
 from stowage.stages.ir.table import read_record, write_record
 
 TARGET = Path("artifacts/device.json")
+STORES = ".stowage"
 
 
 def main() -> int:
@@ -27,10 +29,10 @@ def main() -> int:
         parser.error(f"--ranks is {given.ranks}: give the number of processes")
     try:
         known = _known(device_of(kind).fingerprint())
-        if known is not None and given.ranks in (1, known.collective_ranks):
+        if known is not None and known.knows(given.ranks):
             print(f"{TARGET} already describes this device; delete it to measure again.")
             return 0
-        description = known or device_of(kind).describe(".stowage")
+        description = known or device_of(kind).describe(STORES)
         if given.ranks > 1:
             rates = measure_ranks(kind, given.ranks)
             description = replace(
@@ -39,6 +41,7 @@ def main() -> int:
                 collective_s=rates.start_s,
                 collective_ranks=given.ranks,
             )
+            description = with_shares(description, *shares_of_processes(kind, given.ranks, STORES))
         write_record(TARGET, description)
     except StowageError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Any, Literal
 
 MOST = 1e18
 """The upper limit for bytes, and for rates per second, of one device: more is refused as damaged."""
@@ -71,6 +71,10 @@ STAND_IN_BYTES = 128
 """Bytes that a budget leaves to what stands for sharded parameters: it is released before a step takes any memory."""
 
 
+_SHARE = "share_"
+"""What a field's name begins with that is a rank's share of another field's rate."""
+
+
 @dataclass(frozen=True)
 class DeviceDescription:
     """A device and its rates; `artifacts/device.json` names the target.
@@ -96,6 +100,11 @@ class DeviceDescription:
             there is one rank.
         collective_s: time of a collective of next to no bytes.
         collective_ranks: the number of ranks that these were measured among.
+        collectives_share_link: collectives pass over the link that copies to and from the host use: beside such copies
+            they take longer. False where there is one rank.
+        share_offload_bytes_per_s, share_reload_bytes_per_s, share_duplex_bytes_per_s, share_cpu_update_bytes_per_s,
+            share_disk_read_bytes_per_s, share_disk_write_bytes_per_s, share_disk_duplex_bytes_per_s: the rates of these
+            names that each of the ranks has while all of them do the same; 0 where that was not measured.
     """
 
     fingerprint: str
@@ -118,12 +127,33 @@ class DeviceDescription:
     collective_bytes_per_s: float = 0.0
     collective_s: float = 0.0
     collective_ranks: int = 0
+    collectives_share_link: bool = False
+    share_offload_bytes_per_s: float = 0.0
+    share_reload_bytes_per_s: float = 0.0
+    share_duplex_bytes_per_s: float = 0.0
+    share_cpu_update_bytes_per_s: float = 0.0
+    share_disk_read_bytes_per_s: float = 0.0
+    share_disk_write_bytes_per_s: float = 0.0
+    share_disk_duplex_bytes_per_s: float = 0.0
 
     def among(self, ranks: int) -> DeviceDescription:
-        """Return the description as a step on so many ranks sees it: a single rank has no collectives."""
-        if ranks > 1 or not self.collective_bytes_per_s:
+        """Return the description as a step on so many ranks sees it.
+
+        A single rank has no collectives; each of several has its share of what all of them use.
+        """
+        shares = {f.name: getattr(self, f.name) for f in fields(self) if f.name.startswith(_SHARE)}
+        if ranks > 1:
+            known = {name.removeprefix(_SHARE): share for name, share in shares.items() if share}
+            return replace(self, **known) if known else self
+        if not self.collective_bytes_per_s and not self.collectives_share_link and not any(shares.values()):
             return self
-        return replace(self, collective_bytes_per_s=0.0, collective_s=0.0, collective_ranks=0)
+        alone = replace(self, collective_bytes_per_s=0.0, collective_s=0.0, collective_ranks=0)
+        nothing: dict[str, Any] = dict.fromkeys(shares, 0.0)
+        return replace(alone, collectives_share_link=False, **nothing)
+
+    def knows(self, ranks: int) -> bool:
+        """Return whether everything was measured that plans for so many ranks need, their shares included."""
+        return ranks == 1 or (self.collective_ranks == ranks and self.share_disk_read_bytes_per_s > 0)
 
     def reserve_bytes(self, budget_bytes: int, storages: int) -> int:
         """Return the bytes of a budget that a plan must leave to the device's allocator.

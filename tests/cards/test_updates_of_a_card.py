@@ -14,7 +14,7 @@ from torch import nn
 
 from stowage.flows.api import update_rate as _update_rate
 from stowage.flows.api.update_rate import with_own_updates
-from stowage.stages.device.rates import host as host_rates
+from stowage.stages.device.rates import at_once
 from stowage.stages.device.rates.host import HostRates, measure_update_rate
 from stowage.stages.runtime.offload.cpu_updates import CpuUpdates, bring_counters
 from tests.cards.attention import CARD
@@ -68,7 +68,7 @@ def test_counters_go_where_the_next_update_reads_them(how: str, moves: bool) -> 
 def test_traffic_is_the_optimizers(make: Any, numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weight twice, gradient once, each state twice; an update takes a second here."""
     seconds = itertools.count()
-    monkeypatch.setattr(host_rates.time, "perf_counter", lambda: float(next(seconds)))
+    monkeypatch.setattr(at_once.time, "perf_counter", lambda: float(next(seconds)))
     began: list[int] = []
     rate = measure_update_rate(make, torch.float32, lambda: began.append(1), elements=1 << 12)
     assert rate == pytest.approx(numbers * 4 * (1 << 12), rel=1e-3)

@@ -1,17 +1,20 @@
-"""Measures the machine as the ranks of a group see it: the time of a collective at their number."""
+"""Measures the machine as the ranks of a group see it: collectives, and what the host gives them all at once."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 
 import torch
 import torch.distributed as dist
 
+from stowage.stages.device.rates.shares import HostShares
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.parallel import ParallelMachine
 from stowage.stages.runtime.sharding.ranks import Ranks
+from stowage.stages.runtime.sharding.shares import host_shares
 from stowage.stages.solve import free_ram
 
 SMALL, LARGE = 1 << 10, 4 << 20
@@ -31,6 +34,7 @@ def parallel_machine(
     *,
     device_bytes: int,
     host_bytes: int,
+    stores: Path,
 ) -> ParallelMachine:
     """Describe the machine of a group of ranks, which all call this together.
 
@@ -40,13 +44,18 @@ def parallel_machine(
         device: where this rank computes.
         device_bytes: what a rank may use of its device.
         host_bytes: what all ranks may use of the host.
+        stores: folder where the shares of the host are remembered.
     """
     count = 1 if ranks is None else ranks.count
     latency_s, rate = 0.0, target.memory_copy_bytes_per_s
+    host = _alone(target)
+    updates = target.update_bytes_per_s
     if ranks is not None and count > 1:
+        host = host_shares(ranks, device, stores / "devices")
+        if device.type == "cpu":
+            updates = host.update  # the device's own are the same
         with ranks.failures.named("probes of the rates of collectives"):
             latency_s, rate = _rates(ranks.group, device)
-    copies = target.memory_copy_bytes_per_s / 2  # on a CPU the host is the device's own memory
     return ParallelMachine(
         name=f"{count} × {target.name}",
         ranks=count,
@@ -54,11 +63,23 @@ def parallel_machine(
         host_bytes=host_bytes,
         collective_bytes_per_s=rate,
         collective_latency_s=latency_s,
-        reload_bytes_per_s=target.reload_bytes_per_s or copies,
-        offload_bytes_per_s=target.offload_bytes_per_s or copies,
-        duplex_bytes_per_s=target.duplex_bytes_per_s or copies,
-        device_updates_per_s=count * target.update_bytes_per_s / ADAMW_BYTES,
-        host_updates_per_s=(target.cpu_update_bytes_per_s or target.update_bytes_per_s) / ADAMW_BYTES,
+        reload_bytes_per_s=count * host.reload,
+        offload_bytes_per_s=count * host.offload,
+        duplex_bytes_per_s=count * host.duplex,
+        device_updates_per_s=count * updates / ADAMW_BYTES,
+        host_updates_per_s=count * host.update / ADAMW_BYTES,
+        collectives_share_link=host.collectives_share_link,
+    )
+
+
+def _alone(target: DeviceDescription) -> HostShares:
+    """Return what a single rank has of the host: everything."""
+    copies = target.memory_copy_bytes_per_s / 2  # on a CPU the host is the device's own memory
+    return HostShares(
+        target.offload_bytes_per_s or copies,
+        target.reload_bytes_per_s or copies,
+        target.duplex_bytes_per_s or copies,
+        target.cpu_update_bytes_per_s or target.update_bytes_per_s,
     )
 
 

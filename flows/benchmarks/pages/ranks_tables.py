@@ -11,7 +11,8 @@ RANKS = Section(
     "several_gpus",
     "",
     "Two ranks with gloo, one thread each, on a machine of two cores, which they share: GPT-2 of 6 layers × 384 in "
-    "float32 with dropout, batches of 4 × 128, AdamW; medians of 7 steps of one run, planned with `quick`. "
+    "float32 with dropout, batches of 4 × 128, AdamW; medians of 7 steps of one run, or of 7 steps "
+    "in each of three rounds, taken in turn, where quartiles stand beside them; planned with `quick`. "
     "FSDP2 shards block by block and lets weights go after forward, where nothing else is said. Each plan has a "
     "peak as its budget that was measured of another contestant. *Losses and weights* are compared with "
     "DistributedDataParallel's, bit for bit.",
@@ -22,6 +23,8 @@ RANKS = Section(
         Column("predicted_bytes", "predicted peak", f.mib, optional=True),
         Column("peak_bytes", "peak of a rank", f.mib),
         Column("step_s", "a step", f.milliseconds),
+        Column("low_s", "a quarter below", f.milliseconds, optional=True),
+        Column("high_s", "a quarter above", f.milliseconds, optional=True),
         text("equal", "losses and weights"),
     ),
 )

@@ -7,12 +7,13 @@ import errno
 import mmap
 import os
 import tempfile
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from stowage.stages.device.rates.at_once import ALONE, Stopwatch
 from stowage.stages.ir.files import writing
 
 CHUNK = 8 << 20
@@ -54,25 +55,35 @@ def _read(path: str, buffer: mmap.mmap) -> None:
         os.close(handle)
 
 
-def _rate(*work: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    with ThreadPoolExecutor(len(work)) as threads:
-        for done in [threads.submit(each) for each in work]:
-            done.result()
-    return len(work) * TOTAL / (time.perf_counter() - start)
+def _rate(stopwatch: Stopwatch, *work: Callable[[], None]) -> float:
+    def at_once() -> None:
+        with ThreadPoolExecutor(len(work)) as threads:
+            for done in [threads.submit(each) for each in work]:
+                done.result()
+
+    return len(work) * TOTAL / stopwatch.seconds(at_once)
 
 
-def measure_disk(folder: str) -> DiskRates:
+def measure_disk(folder: str, stopwatch: Stopwatch = ALONE) -> DiskRates:
     """Write and read a temporary file in `folder`, one at a time and then both at once; return medians of three.
+
+    Args:
+        folder: where; each of several ranks writes a file of its own.
+        stopwatch: times it: of this process, or of all ranks at once.
 
     Raises:
         UnwritableError: the file cannot be made there, or there is no room for it.
     """
-    with writing(Path(folder), 2 * TOTAL):
-        return _measured(folder)
+    with room_in(folder):
+        return _measured(folder, stopwatch)
 
 
-def _measured(folder: str) -> DiskRates:
+def room_in(folder: str) -> AbstractContextManager[None]:
+    """Say inside what a folder lacks that cannot be measured in."""
+    return writing(Path(folder), 2 * TOTAL)
+
+
+def _measured(folder: str, stopwatch: Stopwatch) -> DiskRates:
     os.makedirs(folder, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch, mmap.mmap(-1, CHUNK) as one, mmap.mmap(-1, CHUNK) as two:
         a, b = os.path.join(scratch, "a"), os.path.join(scratch, "b")
@@ -84,7 +95,7 @@ def _measured(folder: str) -> DiskRates:
         def reader(path: str) -> Callable[[], None]:
             return lambda: _read(path, two)
 
-        write = sorted(_rate(writer(a)) for _ in range(3))[1]
-        read = sorted(_rate(reader(a)) for _ in range(3))[1]
-        duplex = sorted(_rate(writer(b), reader(a)) for _ in range(3))[1]
+        write = sorted(_rate(stopwatch, writer(a)) for _ in range(3))[1]
+        read = sorted(_rate(stopwatch, reader(a)) for _ in range(3))[1]
+        duplex = sorted(_rate(stopwatch, writer(b), reader(a)) for _ in range(3))[1]
     return DiskRates(read, write, duplex)

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from stowage.stages.device.rates.at_once import ALONE, Stopwatch, Work, nothing
+
 BYTES = 1 << 28
 """Bytes of one copy."""
 
 ELEMENTS = 1 << 25
 """Elements of the parameter that is updated."""
+
+BYTES_ON_CPU, ELEMENTS_ON_CPU = 1 << 26, 1 << 22
+"""The same where the CPU is the device, as its description is measured."""
+
+COPIES_BESIDE = 8
+"""Copies in each direction beside an update, or beside a collective: they take longer than it does."""
+
+MakeOptimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
 
 
 @dataclass(frozen=True)
@@ -39,9 +48,63 @@ def give_back_pinned() -> None:
         empty()
 
 
+class HostCopies:
+    """Copies between a GPU and pinned memory, each direction on a stream of its own; on a CPU, within its memory.
+
+    Attributes:
+        nbytes: bytes of one copy.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Take memory for them."""
+        on_card = device.type == "cuda"
+        self.nbytes = BYTES if on_card else BYTES_ON_CPU
+        self._device = device
+        stream: Any = torch.cuda.Stream
+        self._down: Any = stream(device) if on_card else None
+        self._up: Any = stream(device) if on_card else None
+        self._one, self._two = (torch.ones(self.nbytes, dtype=torch.uint8, device=device) for _ in range(2))
+        self._lower_one, self._lower_two = (
+            torch.ones(self.nbytes, dtype=torch.uint8, device="cpu", pin_memory=on_card) for _ in range(2)
+        )
+
+    def down(self) -> None:
+        """Start a copy to the host."""
+        with torch.cuda.stream(self._down):
+            self._lower_one.copy_(self._one, non_blocking=True)
+
+    def up(self) -> None:
+        """Start a copy from the host."""
+        with torch.cuda.stream(self._up):
+            self._two.copy_(self._lower_two, non_blocking=True)
+
+    def wait(self) -> None:
+        """Wait for all of them."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def beside(self) -> None:
+        """Start many in both directions, which run beside what follows; on a CPU none, as they would come before it."""
+        self.wait()
+        for _ in range(COPIES_BESIDE if self._device.type == "cuda" else 0):
+            self.down()
+            self.up()
+
+    def seconds(self, stopwatch: Stopwatch, *copies: Work) -> float:
+        """Return the median of the times that copies take, all of them started at once."""
+
+        def work() -> None:
+            for copy in copies:
+                copy()
+            self.wait()
+
+        stopwatch.seconds(work, self.wait)
+        return sorted(stopwatch.seconds(work, self.wait) for _ in range(5))[2]
+
+
 def measure_host_rates(
     device: torch.device,
-    make_optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer] = torch.optim.AdamW,
+    make_optimizer: MakeOptimizer = torch.optim.AdamW,
     dtype: torch.dtype = torch.float32,
 ) -> HostRates:
     """Return medians of five measurements.
@@ -51,52 +114,37 @@ def measure_host_rates(
         make_optimizer: makes an optimizer of a list of one parameter.
         dtype: the parameter's dtype.
     """
-    stream: Any = torch.cuda.Stream
-    down_stream, up_stream = stream(device), stream(device)
-    one, two = (torch.ones(BYTES, dtype=torch.uint8, device=device) for _ in range(2))
-    lower_one, lower_two = (torch.empty(BYTES, dtype=torch.uint8, device="cpu", pin_memory=True) for _ in range(2))
+    return measure_copies(HostCopies(device), make_optimizer, dtype)
 
-    def down() -> None:
-        with torch.cuda.stream(down_stream):
-            lower_one.copy_(one, non_blocking=True)
 
-    def up() -> None:
-        with torch.cuda.stream(up_stream):
-            two.copy_(lower_two, non_blocking=True)
+def measure_copies(
+    copies: HostCopies, make_optimizer: MakeOptimizer, dtype: torch.dtype, stopwatch: Stopwatch = ALONE
+) -> HostRates:
+    """Return the rates of copies, and of updates beside them: of this process, or of each rank while all do the same.
 
-    def seconds(*copies: Callable[[], None]) -> float:
-        def once() -> float:
-            torch.cuda.synchronize(device)
-            start = time.perf_counter()
-            for copy in copies:
-                copy()
-            torch.cuda.synchronize(device)
-            return time.perf_counter() - start
-
-        once()
-        return sorted(once() for _ in range(5))[2]
-
-    def beside() -> None:
-        torch.cuda.synchronize(device)
-        for _ in range(8):
-            down()
-            up()
-
-    update = measure_update_rate(make_optimizer, dtype, beside)
-    torch.cuda.synchronize(device)
+    Args:
+        copies: the copies.
+        make_optimizer: see `measure_host_rates`.
+        dtype: see `measure_host_rates`.
+        stopwatch: times them.
+    """
+    elements = ELEMENTS if copies.nbytes == BYTES else ELEMENTS_ON_CPU
+    update = measure_update_rate(make_optimizer, dtype, copies.beside, elements, stopwatch)
+    copies.wait()
     return HostRates(
-        offload=BYTES / seconds(down),
-        reload=BYTES / seconds(up),
-        duplex=2 * BYTES / seconds(down, up),
+        offload=copies.nbytes / copies.seconds(stopwatch, copies.down),
+        reload=copies.nbytes / copies.seconds(stopwatch, copies.up),
+        duplex=2 * copies.nbytes / copies.seconds(stopwatch, copies.down, copies.up),
         update=update,
     )
 
 
 def measure_update_rate(
-    make_optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer],
+    make_optimizer: MakeOptimizer,
     dtype: torch.dtype,
-    beside: Callable[[], None] = lambda: None,
+    beside: Work = nothing,
     elements: int = ELEMENTS,
+    stopwatch: Stopwatch = ALONE,
 ) -> float:
     """Return the bytes per second that the optimizer's update of one parameter on the CPU reads and writes.
 
@@ -107,18 +155,13 @@ def measure_update_rate(
         dtype: the parameter's dtype.
         beside: starts what runs beside each update.
         elements: the parameter's elements.
+        stopwatch: times the updates.
     """
     parameter = torch.nn.Parameter(torch.randn(elements, device="cpu").to(dtype))
     parameter.grad = torch.randn(elements, device="cpu").to(dtype)
     optimizer = make_optimizer([parameter])
 
-    def update_s() -> float:
-        beside()
-        start = time.perf_counter()
-        optimizer.step()
-        return time.perf_counter() - start
-
-    update_s()
+    stopwatch.seconds(optimizer.step, beside)
     states = [t for t in optimizer.state.get(parameter, {}).values() if torch.is_tensor(t)]
     traffic = 3 * parameter.nbytes + 2 * sum(t.nbytes for t in states)
-    return traffic / sorted(update_s() for _ in range(5))[2]
+    return traffic / sorted(stopwatch.seconds(optimizer.step, beside) for _ in range(5))[2]

@@ -1,7 +1,8 @@
 """Holds one shard of each parameter, and exchanges shards with the other ranks.
 
 ranks        the group of processes: rates, objects from rank 0, sums
-rates        what collectives take, remembered for later runs
+rates        what ranks have measured together, remembered for later runs
+shares       what each rank gets of the host and of a disk while all use them
 agreement    what ranks are about to do, compared before they exchange tensors
 sharding     the shards of one model and its optimizer
 iteration    the verbs of a generated step that gather and scatter

@@ -127,12 +127,12 @@ class Ranks:
             pass
 
     def _beat(self, what: str, ended: bool) -> bool:
-        flag = torch.tensor(int(ended), device=self._place())
+        flag = torch.tensor(int(ended), device=self.place())
         with self.failures.named(what):
             dist.broadcast(flag, src=self._first, group=self.group)
         return bool(flag.item())
 
-    def _place(self) -> torch.device:
+    def place(self) -> torch.device:
         """Return where tensors are that the group's backend takes."""
         backend = str(dist.get_backend(self.group))
         return torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
@@ -155,7 +155,7 @@ class Ranks:
     @cached_property
     def _numbers(self) -> torch.Tensor:
         """Room for a number of this rank's and one of each: gloo would free what is new for each comparison late."""
-        return torch.empty(1 + self.count, dtype=torch.int64, device=self._place())
+        return torch.empty(1 + self.count, dtype=torch.int64, device=self.place())
 
     def broadcast(self, tensor: torch.Tensor, what: str) -> None:
         """Overwrite a tensor by rank 0's."""
@@ -169,7 +169,7 @@ class Ranks:
 
     def sums(self, numbers: list[float], what: str) -> list[float]:
         """Return the sum of each number over all ranks, the same on all."""
-        found = torch.tensor(numbers, dtype=torch.float64, device=self._place())
+        found = torch.tensor(numbers, dtype=torch.float64, device=self.place())
         self.add(found, what)
         return found.tolist()
 
@@ -201,18 +201,39 @@ class Ranks:
             folder: where rank 0 remembers them for later runs on such devices; None to measure in each run.
         """
         if self._rates is None:
-            member = socket.gethostname(), device_of(device).fingerprint()
-            members = self.all(member, "what ranks run on")
-            place = place_of(folder, str(dist.get_backend(self.group)), members) if folder is not None else None
-            found = self.from_first(lambda: remembered(place) if place is not None else None)
-            self._rates = found if found is not None else self._measured(device, place)
+            self._rates = self.measured(CollectiveRates, lambda: self._probed(device), device, folder)
         return self._rates
 
-    def _measured(self, device: torch.device, place: Path | None) -> CollectiveRates:
+    def _probed(self, device: torch.device) -> CollectiveRates:
         with self.failures.named("probes of the rates of collectives"):
-            own = measure_collectives(self.group, device)
+            return measure_collectives(self.group, device)
 
-        def kept() -> CollectiveRates:
+    def measured(
+        self,
+        record: type[Found],
+        measure: Callable[[], Found],
+        device: torch.device,
+        folder: Path | None,
+        what: str = "",
+    ) -> Found:
+        """Return what ranks measure together, or what is remembered of that: what rank 0 has, on all ranks.
+
+        Args:
+            record: the class of what is measured.
+            measure: measures it; all ranks call it, where nothing is remembered.
+            device: where this rank computes.
+            folder: where rank 0 remembers it for later runs on such devices; None to measure in each run.
+            what: its name among what is remembered, the same on all ranks.
+        """
+        member = socket.gethostname(), device_of(device).fingerprint()
+        members = self.all(member, "what ranks run on")
+        place = place_of(folder, str(dist.get_backend(self.group)), members, what) if folder is not None else None
+        found = self.from_first(lambda: remembered(place, record) if place is not None else None)
+        if found is not None:
+            return found
+        own = measure()
+
+        def kept() -> Found:
             if place is not None:
                 remember(place, own)
             return own

@@ -79,7 +79,12 @@ def lower_tier_of(
             f"{key('host_budget')} is too small for the buffers through which the disk is reached: give at least "
             f"{size_text(DISK_STAGING_BYTES)}."
         )
-    link = Link(target.offload_bytes_per_s, target.reload_bytes_per_s, target.duplex_bytes_per_s)
+    link = Link(
+        target.offload_bytes_per_s,
+        target.reload_bytes_per_s,
+        target.duplex_bytes_per_s,
+        carries_collectives=target.collectives_share_link,
+    )
     rate = target.cpu_update_bytes_per_s
     return LowerTier(link, room, cpu_update_bytes_per_s=rate, dispatch_s=target.dispatch_s, disk=disk)
 

@@ -9,11 +9,11 @@ import pytest
 
 from stowage.flows import gpu
 from stowage.flows.benchmarks.gpu.ranks.page import page_of
-from stowage.flows.benchmarks.gpu.ranks.whole import job_of_ranks, ranks_here, steps_of_ranks
+from stowage.flows.benchmarks.gpu.ranks.whole import RanksEffort, job_of_ranks, ranks_here, steps_of_ranks
 from stowage.flows.benchmarks.gpu.steps import StepResult
 from stowage.stages.ir.errors import ParameterError
 
-CALL = ["ranks", "--device", "cpu", "--quick", "--steps", "2", "--out"]
+CALL = ["ranks", "--device", "cpu", "--quick", "--steps", "2", "--rounds", "1", "--out"]
 
 
 def is_run(path: Path) -> bool:
@@ -48,19 +48,25 @@ def test_fewer_cards_than_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_page_says_what_is_equal_and_what_fell(tmp_path: Path) -> None:
-    steps = steps_of_ranks(job_of_ranks("cpu"), 2, tmp_path, 3, quick=True)
-    numbers = {"peak_bytes": 1 << 20, "step_s": 0.5, "budget_bytes": 2 << 20, "about": ""}
+    steps = steps_of_ranks(job_of_ranks("cpu"), 2, tmp_path, RanksEffort(3, quick=True))
+    numbers = {"peak_bytes": 1 << 20, "seconds": [0.4, 0.5, 0.6], "budget_bytes": 2 << 20, "about": ""}
     compared = {"planned-ddp": {"equal": False, "loss": 1e-6, "weight": 2e-5}}
     results = {
         "ddp": StepResult("ddp", "held", numbers=numbers),
         "fsdp2": StepResult("fsdp2", "fell", why="killed by SIGKILL", log=("its last words",)),
         "planned-ddp": StepResult("planned-ddp", "held", numbers=numbers),
+        "sharded-fsdp2": StepResult(
+            "sharded-fsdp2", "held", numbers={"refused": "no", "needed_bytes": 3 << 20, "budget_bytes": 2 << 20}
+        ),
         "compare": StepResult("compare", "fell", why="planned-ddp trains other numbers", numbers=compared),
     }
     page = page_of(steps, results, "a job", 2, "cpu", "the command")
-    assert "| one plan, at 60% of DDP's peak | 2.00 MiB | 1.00 MiB | 500.00 ms | losses within 1.0e-06, weights" in page
-    assert "| FSDP2 | | | | killed by SIGKILL |" in page
-    assert "| one plan, at the peak of FSDP2 | | | | not run yet |" in page
+    assert (
+        "| one plan, at 60% of DDP's peak | 2.00 MiB | 1.00 MiB | 500.00 ms | 450.00 ms to 550.00 ms | losses" in page
+    )
+    assert "| FSDP2 | | | | | killed by SIGKILL |" in page
+    assert "| one plan, at the peak of FSDP2 | | | | | not run yet |" in page
+    assert "| FSDP2 by `shard`, at the peak of FSDP2 | 2.00 MiB | – | – | – | nothing fits; 3.00 MiB would do |" in page
     assert "`its last words`" in page
     assert "- compare: fell: planned-ddp trains other numbers" in page
     assert "`the command` goes on" in page

@@ -38,6 +38,8 @@ def test_the_tiers_of_each_machine(tmp_path: Path) -> None:
     assert disk == LowerTier(DISK, 1 << 30, DISK_STAGING_BYTES, DISK_ALIGNMENT_BYTES, placement="disk")
     host = tiers(GPU, host_budget="2GiB")
     assert host == LowerTier(PINNED, 2 << 30, cpu_update_bytes_per_s=5e9, dispatch_s=1e-6)
+    shared = tiers(replace(GPU, collectives_share_link=True), host_budget="2GiB")
+    assert shared == replace(host, link=replace(PINNED, carries_collectives=True))
     both = tiers(GPU, host_budget="2GiB", offload_dir=tmp_path, disk_budget="1GiB")
     assert both == replace(host, capacity_bytes=(2 << 30) - DISK_STAGING_BYTES, disk=BehindHost(DISK, 1 << 30))
     assert both is not None

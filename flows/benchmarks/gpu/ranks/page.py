@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from stowage.flows.benchmarks.gpu.ranks.spread import spread_of_rounds
 from stowage.flows.benchmarks.gpu.steps import CommandStep, StepResult
 from stowage.stages.ir.amounts import size_text, time_text
 
@@ -34,20 +35,25 @@ def _lines(
     yield ""
     yield f"{job}; each rank has batches of its own. Losses and weights are compared with DistributedDataParallel's."
     yield ""
-    yield "| | budget of a rank | peak of a rank | seconds a step | losses and weights |"
-    yield "|---|---|---|---|---|"
+    yield "| | budget of a rank | peak of a rank | seconds a step | quartiles | losses and weights |"
+    yield "|---|---|---|---|---|---|"
     compared = results["compare"].numbers if "compare" in results else {}
     for step in steps:
         result = results.get(step.name)
-        if step.asked.get("kind") != "ranks-train":
+        if step.asked.get("kind") != "ranks-train" or "again" in step.asked:
             continue
         if result is None or result.status != "held":
-            yield f"| {step.about} | | | | {(result.why or result.status) if result else 'not run yet'} |"
+            yield f"| {step.about} | | | | | {(result.why or result.status) if result else 'not run yet'} |"
             continue
         n = result.numbers
         budget = size_text(n["budget_bytes"]) if "budget_bytes" in n else "–"
+        if "refused" in n:
+            yield f"| {step.about} | {budget} | – | – | – | nothing fits; {size_text(n['needed_bytes'])} would do |"
+            continue
+        took = spread_of_rounds(step, steps, results)
         yield (
-            f"| {step.about} | {budget} | {size_text(n['peak_bytes'])} | {time_text(n['step_s'])} | "
+            f"| {step.about} | {budget} | {size_text(n['peak_bytes'])} | {time_text(took.median_s)} | "
+            f"{time_text(took.low_s)} to {time_text(took.high_s)} | "
             f"{_exactness(compared.get(step.name)) if step.name != 'ddp' else '–'} |"
         )
     yield ""

@@ -34,7 +34,10 @@ def train(asked: Mapping[str, Any]) -> StepAnswer:
     folder, name = Path(asked["folder"]).absolute(), asked["name"]
     folder.mkdir(parents=True, exist_ok=True)
     found_at, weights_at = folder / f"{name}.json", folder / f"{name}.safetensors"
-    request = {**asked, "found": str(found_at), "weights": str(weights_at), "stores": str(folder / "stores")}
+    request = {**asked, "found": str(found_at), "stores": str(folder / "stores")}
+    if not asked.get("again"):  # what it trains is compared once
+        request["weights"] = str(weights_at)
+        weights_at.unlink(missing_ok=True)
     if "budget_of" in asked:
         reference = json.loads((folder / f"{asked['budget_of']}.json").read_text())
         request["budget_bytes"] = int(asked["fraction"] * reference["peak_bytes"])
@@ -46,6 +49,8 @@ def train(asked: Mapping[str, Any]) -> StepAnswer:
     numbers = json.loads(found_at.read_text())
     if "budget_bytes" in request:
         numbers["budget_bytes"] = request["budget_bytes"]
+    if "refused" in numbers:
+        return StepAnswer("held", numbers=numbers, lines=(numbers["refused"],))
     lines = [f"peak {size_text(numbers['peak_bytes'])} a rank, {time_text(numbers['step_s'])} a step"]
     lines += [numbers["about"]] * bool(numbers["about"])
     return StepAnswer("held", numbers=numbers, lines=tuple(lines))
@@ -57,8 +62,8 @@ def compare(asked: Mapping[str, Any]) -> StepAnswer:
     expected = _run_of(folder, "ddp")
     numbers, lines, fallen = {}, [], []
     for name in asked["names"]:
-        if not (folder / f"{name}.json").is_file():
-            continue
+        if not (folder / f"{name}.json").is_file() or not (folder / f"{name}.safetensors").is_file():
+            continue  # it has fallen, or nothing fits its budget
         found = difference(_run_of(folder, name), expected)
         numbers[name] = {"equal": found.equal, "loss": found.loss, "weight": found.weight}
         lines.append(f"{name}: {found}")
