@@ -46,7 +46,10 @@ DEVICE = replace(MADE_UP, collective_bytes_per_s=RATES.bytes_per_s, collective_s
 """Costs are estimated from its rates, so that no measurement decides what a plan does."""
 
 ROOM = 1 << 40
-"""Bytes on the disk."""
+"""Bytes on the disk, and in a host that has room for anything."""
+
+UPDATED_BYTES_PER_S = 1e10
+"""So much that plans have the CPU update what is offloaded, where it may."""
 
 SMALLEST_BYTES = 1 << 10
 """Smaller parameters and states stay on the device."""
@@ -61,6 +64,8 @@ class Found:
         gathered_again: weights of which the plan gathers again, while backward is under way, what forward has let go.
         recomputed: activations that the plan computes again.
         down, up: transfers of the plan to and from each place of the lower tier.
+        by_cpu: parameters that the CPU updates.
+        exact: whether the plan changes no number.
     """
 
     compared: Compared
@@ -68,6 +73,8 @@ class Found:
     recomputed: int = 0
     down: Counter[str] = field(default_factory=Counter)
     up: Counter[str] = field(default_factory=Counter)
+    by_cpu: set[str] = field(default_factory=set)
+    exact: bool = True
 
 
 @dataclass(frozen=True)
@@ -77,10 +84,12 @@ class Tiers:
     Attributes:
         folder: where its file is.
         host_bytes: room in the host, before the disk; None where the disk is all there is.
+        cpu_update_bytes_per_s: as in `LowerTier`: 0 where the CPU updates nothing that the host has.
     """
 
     folder: Path
     host_bytes: int | None = None
+    cpu_update_bytes_per_s: float = 0.0
 
     @contextmanager
     def used(self) -> Iterator[None]:
@@ -91,7 +100,13 @@ class Tiers:
             lower = LowerTier(LINK, ROOM, 4 * PAGE, DISK_ALIGNMENT_BYTES, SMALLEST_BYTES, placement="disk")
             opened = OpenableTier(lower, lambda: DiskTier(folder, chunk_bytes=PAGE))
         else:
-            lower = LowerTier(LINK, self.host_bytes, smallest_bytes=SMALLEST_BYTES, disk=BehindHost(LINK, ROOM))
+            lower = LowerTier(
+                LINK,
+                self.host_bytes,
+                smallest_bytes=SMALLEST_BYTES,
+                cpu_update_bytes_per_s=self.cpu_update_bytes_per_s,
+                disk=BehindHost(LINK, ROOM),
+            )
             opened = OpenableTier(lower, lambda: host_and_disk(folder))
         device = replace(DEVICE, collective_ranks=dist.get_world_size())
 
@@ -139,6 +154,7 @@ def beside_collectives(name: str, optimizer: str, budget: str | int, stores: Pat
 def look(step: TrainingStep, found: Found) -> None:
     """Read from the plan's rows what it does."""
     planned = step.planned
+    found.exact = step.plan.exact
     nodes = {node.node: node for node in planned.nodes}
     places = {slot.storage: slot.placement for slot in planned.slots}
     seen: set[int] = set()
@@ -146,6 +162,9 @@ def look(step: TrainingStep, found: Found) -> None:
     for row in planned.rows:
         if row.action in ("offload", "reload"):
             (found.down if row.action == "offload" else found.up)[places[row.storage]] += 1
+        if row.action == "update":
+            written = [planned.trace.storages[s] for s in nodes[row.node].mutates]
+            found.by_cpu |= {storage.name for storage in written if storage.role == "parameter"}
         if row.action not in ("compute", "gather"):
             continue
         node = nodes[row.node]

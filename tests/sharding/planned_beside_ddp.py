@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,8 @@ from tests.sharding.recipes import OPTIMIZERS, RECIPES, Recipe
 ITERATIONS = 5
 NORM = [0.0]
 """The latest global norm beside the plan."""
+
+Clip = Callable[[Iterable[torch.Tensor], float], torch.Tensor]
 
 
 @dataclass
@@ -73,8 +75,9 @@ def train_ddp(
     accumulate: int = 1,
     max_grad_norm: float | None = None,
     iterations: int = ITERATIONS,
+    clip: Clip = nn.utils.clip_grad_norm_,
 ) -> Iterator[float]:
-    """Train, and yield the losses."""
+    """Train, and yield the losses; `clip` clips gradients in place, and returns their norm."""
     for iteration in range(iterations):
         for part in range(accumulate):
             last = part == accumulate - 1
@@ -84,7 +87,7 @@ def train_ddp(
                 loss.backward()  # type: ignore[no-untyped-call]
             yield loss.item()
         if max_grad_norm is not None:
-            NORM[0] = float(nn.utils.clip_grad_norm_(ddp.parameters(), max_grad_norm))
+            NORM[0] = float(clip(ddp.parameters(), max_grad_norm))
         optimizer.step()
         optimizer.zero_grad()
 
