@@ -65,6 +65,7 @@ class Found:
         recomputed: activations that the plan computes again.
         down, up: transfers of the plan to and from each place of the lower tier.
         by_cpu: parameters that the CPU updates.
+        reloaded_for_gathers: parameters whose shards are gathered once they have been reloaded.
         exact: whether the plan changes no number.
     """
 
@@ -74,6 +75,7 @@ class Found:
     down: Counter[str] = field(default_factory=Counter)
     up: Counter[str] = field(default_factory=Counter)
     by_cpu: set[str] = field(default_factory=set)
+    reloaded_for_gathers: set[str] = field(default_factory=set)
     exact: bool = True
 
 
@@ -157,18 +159,23 @@ def look(step: TrainingStep, found: Found) -> None:
     found.exact = step.plan.exact
     nodes = {node.node: node for node in planned.nodes}
     places = {slot.storage: slot.placement for slot in planned.slots}
+    storages = planned.trace.storages
     seen: set[int] = set()
+    reloaded: set[int] = set()
     backward = False
     for row in planned.rows:
         if row.action in ("offload", "reload"):
             (found.down if row.action == "offload" else found.up)[places[row.storage]] += 1
+            if row.action == "reload":
+                reloaded.add(row.storage)
         if row.action == "update":
-            written = [planned.trace.storages[s] for s in nodes[row.node].mutates]
-            found.by_cpu |= {storage.name for storage in written if storage.role == "parameter"}
+            found.by_cpu |= {storages[s].name for s in nodes[row.node].mutates if storages[s].role == "parameter"}
         if row.action not in ("compute", "gather"):
             continue
         node = nodes[row.node]
         backward = backward or node.phase == "backward"
+        if node.collective:
+            found.reloaded_for_gathers |= {storages[s].name for s in node.reads if s in reloaded}
         if row.node in seen and node.collective and backward:
             found.gathered_again.append(node.name)
         elif row.node in seen and not node.collective:

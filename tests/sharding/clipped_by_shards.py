@@ -1,4 +1,4 @@
-"""Clips whole gradients by the norm that ranks take of their shards: plain PyTorch for what a sharded step does, to bits.
+"""Clips whole gradients by the norm that ranks take of their shards: in plain PyTorch, bit for bit.
 
 `clip_grad_norm_` adds all squares of a whole gradient at once; ranks that have a shard each add two sums of squares.
 Both are as exact as the other, and differ by rounding, which then is in every parameter.

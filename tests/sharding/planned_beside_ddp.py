@@ -118,19 +118,19 @@ def train_by_collectives(
         assert max_grad_norm is None
         named = dict(model.named_parameters())
         for names in together:
-            _average({name: named[name] for name in names}, count)
+            average({name: named[name] for name in names}, count)
         optimizer.step()
         optimizer.zero_grad()
 
 
-def _average(parameters: Mapping[str, torch.Tensor], count: int) -> None:
+def average(parameters: Mapping[str, torch.Tensor], count: int) -> None:
     """Average the gradients of some parameters in one buffer, which has all parts of one rank after the other."""
     forms = [ShardForm.of(p.shape, p.stride(), count) for p in parameters.values()]
     wholes = []
     for parameter, form in zip(parameters.values(), forms, strict=True):
         assert form is not None
         gradient = torch.empty_like(parameter).copy_(parameter.grad)  # type: ignore[arg-type]
-        flat = gradient.as_strided((form.elements,), (1,)) / count
+        flat = gradient.as_strided((form.elements,), (1,)) * (1.0 / count)  # as DistributedDataParallel divides
         wholes.append(torch.cat([flat, flat.new_zeros(form.padded_elements - form.elements)]).view(count, -1))
     buffer = torch.cat(wholes, dim=1)
     for rank, own in enumerate(buffer):
@@ -144,7 +144,7 @@ def _average(parameters: Mapping[str, torch.Tensor], count: int) -> None:
         parameter.grad = gradient
 
 
-def _together(step: TrainingStep) -> list[list[str]]:
+def scattered_together(step: TrainingStep) -> list[list[str]]:
     """Return the parameters whose gradients the plan scatters together."""
     return [list(scattered(call.arguments)) for call in step.planned.trace.calls if call.target == SCATTER]
 
@@ -201,7 +201,7 @@ def compare(
     torch.manual_seed(7 + rank)
     arguments: Any = {"accumulate": accumulate, "max_grad_norm": max_grad_norm, "iterations": iterations}
     if reference is train_by_collectives:
-        arguments["together"] = _together(step)
+        arguments["together"] = scattered_together(step)
     expected = list(reference(recipe, beside, ddp, **arguments))
     differences = [f"loss {i}: {a!r}, not {b!r}" for i, (a, b) in enumerate(zip(losses, expected)) if a != b]
     if not torch.equal(generator, torch.get_rng_state()):

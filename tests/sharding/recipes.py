@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from stowage.flows import MasterWeights
 from stowage.stages.workload.models import build_model
 from stowage.stages.workload.randomness import seeded
 from stowage.stages.workload.samples import sample_batch
@@ -52,9 +53,20 @@ def lion(parameters: Iterable[Any]) -> torch.optim.Optimizer:
     return Lion([p for p in parameters if p.requires_grad])
 
 
+def masters(parameters: Iterable[Any]) -> torch.optim.Optimizer:
+    """AdamW of master copies in float32 of what trains."""
+    return MasterWeights([p for p in parameters if p.requires_grad], torch.optim.AdamW, lr=1e-2)
+
+
 def gpt2() -> Recipe:
     """Return GPT-2, whose head is its embedding."""
     return _language("gpt2", **GPT2 | {"n_layer": 2})
+
+
+def gpt2_bf16() -> Recipe:
+    """Return the same in bfloat16, as those who keep master copies have it."""
+    found = gpt2()
+    return Recipe(found.model.to(torch.bfloat16), found.loss, found.batch)
 
 
 def t5() -> Recipe:
@@ -219,6 +231,7 @@ def windows() -> Recipe:
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "gpt2": gpt2,
+    "gpt2_bf16": gpt2_bf16,
     "t5": t5,
     "wide_t5": wide_t5,
     "llama_lora": llama_lora,
@@ -231,4 +244,4 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "odd": odd,
     "wide": wide,
 }
-OPTIMIZERS: dict[str, MakeOptimizer] = {"adamw": adamw, "momentum": momentum, "lion": lion}
+OPTIMIZERS: dict[str, MakeOptimizer] = {"adamw": adamw, "momentum": momentum, "lion": lion, "masters": masters}

@@ -1,4 +1,4 @@
-"""Ranks whose CPUs update what is offloaded train like DistributedDataParallel, bit for bit, beside all else they do."""
+"""Ranks whose CPUs update what is offloaded train like DistributedDataParallel, bit for bit."""
 
 from __future__ import annotations
 
