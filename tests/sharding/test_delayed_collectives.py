@@ -60,6 +60,7 @@ def _with_a_tier(stores: Path, folder: Path) -> list[Found]:
     return [whole, run(reload=min(whole.reloaded_for_gathers)), run(scatter=min(whole.by_cpu))]
 
 
+@pytest.mark.long
 def test_reloads_and_offloads_between_collectives(fit_stores: Path, tmp_path: Path) -> None:
     """Reloads are late too: a gather waits for what it sends, and an offload for what a scatter leaves."""
     for whole, without_reload, without_scatter in on_ranks(2, _with_a_tier, fit_stores, tmp_path):
