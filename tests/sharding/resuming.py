@@ -302,8 +302,9 @@ def main(mode: str, folder: Path, budget: str, checkpoint: str = "", recipe: str
     end = run.whole()
     found["end"] = digest(end)
     if mode == "beside":
+        plain = recipe_of(recipe)  # draws its first weights
         torch.set_rng_state(generator)
-        losses, expected = go_on_plainly(whole, recipe_of(recipe), scattered_together(run.step))
+        losses, expected = go_on_plainly(whole, plain, scattered_together(run.step))
         found["wrong"] = [f"loss {i}" for i, (a, b) in enumerate(zip(found["after"], losses, strict=True)) if a != b]
         found["wrong"] += [name for name, tensor in end.items() if not torch.equal(tensor, expected[name])]
     say(found)
