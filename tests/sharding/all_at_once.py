@@ -153,6 +153,12 @@ def beside_collectives(name: str, optimizer: str, budget: str | int, stores: Pat
     return all_at_once(name, optimizer, budget, stores, tiers, plain)
 
 
+def beside_both(name: str, optimizer: str, budget: str | int, stores: Path, tiers: Tiers) -> tuple[Found, Found]:
+    """Train on this rank twice by one plan: beside the same collectives, and beside DistributedDataParallel."""
+    arguments = (name, optimizer, budget, stores, tiers)
+    return beside_collectives(*arguments), all_at_once(*arguments)
+
+
 def look(step: TrainingStep, found: Found) -> None:
     """Read from the plan's rows what it does."""
     planned = step.planned

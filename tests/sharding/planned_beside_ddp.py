@@ -39,6 +39,7 @@ class Compared:
         predicted_bytes, peak_bytes, budget_bytes: of one iteration more, which is measured.
         norms: the global norm of the last update's gradients under the plan, and beside it.
         largest: the greatest relative difference of each parameter's norm, where bits differ.
+        besides: the same of each loss, state and buffer.
     """
 
     differences: list[str]
@@ -53,6 +54,7 @@ class Compared:
     budget_bytes: int = 0
     norms: tuple[float, float] = (0.0, 0.0)
     largest: dict[str, float] = field(default_factory=dict)
+    besides: dict[str, float] = field(default_factory=dict)
 
 
 def loss_of(recipe: Recipe, model: nn.Module, batch: Any) -> torch.Tensor:
@@ -207,15 +209,15 @@ def compare(
     if not torch.equal(generator, torch.get_rng_state()):
         differences.append("generator")
     found = Compared(differences, losses)
+    found.besides = {f"loss {i}": abs(a - b) / abs(b) for i, (a, b) in enumerate(zip(losses, expected)) if a != b}
     if step.grad_norm is not None:
         found.norms = float(step.grad_norm), NORM[0]
     _parameters(step, recipe.model, plain, found)
     _states(step, recipe.model, own, plain, beside, found)
-    differences += [
-        f"buffer {key}"
-        for (key, one), (_, other) in zip(recipe.model.named_buffers(), plain.named_buffers(), strict=True)
-        if not torch.equal(one, other)
-    ]
+    for (key, one), (_, other) in zip(recipe.model.named_buffers(), plain.named_buffers(), strict=True):
+        if not torch.equal(one, other):
+            differences.append(f"buffer {key}")
+            found.besides[f"buffer {key}"] = _apart(one, other)
     look(step)
     rows = step.planned.rows
     measured = step.measure(recipe.batch(numbers(iterations, accumulate - 1)))
@@ -238,8 +240,12 @@ def _parameters(step: TrainingStep, model: nn.Module, plain: nn.Module, found: C
         whole, expected = _lent(contents, parameter), other.detach()
         if not torch.equal(whole, expected):
             found.differences.append(f"parameter {name}")
-            apart = (whole - expected).double().norm() / expected.double().norm().clamp(min=1e-30)
-            found.largest[name] = float(apart)
+            found.largest[name] = _apart(whole, expected)
+
+
+def _apart(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return how far two tensors are apart, relative to the norm of what is expected."""
+    return float((found - expected).double().norm() / expected.double().norm().clamp(min=1e-30))
 
 
 def _states(
@@ -257,10 +263,14 @@ def _states(
             found.differences.append(f"states of {name}: {sorted(have)}, not {sorted(expected)}")
             continue
         for key, state in have.items():
-            is_tensor = isinstance(state, torch.Tensor)
-            same = torch.equal(_lent(contents, state), expected[key]) if is_tensor else state == expected[key]
-            if not same:
+            if not isinstance(state, torch.Tensor):
+                if state != expected[key]:
+                    found.differences.append(f"state {key} of {name}")
+                continue
+            whole = _lent(contents, state)
+            if not torch.equal(whole, expected[key]):
                 found.differences.append(f"state {key} of {name}")
+                found.besides[f"state {key} of {name}"] = _apart(whole, expected[key])
 
 
 def _lent(contents: Contents, tensor: torch.Tensor) -> torch.Tensor:
