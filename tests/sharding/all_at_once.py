@@ -46,7 +46,10 @@ DEVICE = replace(MADE_UP, collective_bytes_per_s=RATES.bytes_per_s, collective_s
 """Costs are estimated from its rates, so that no measurement decides what a plan does."""
 
 ROOM = 1 << 40
-"""Bytes on the disk."""
+"""Bytes on the disk, and in a host that has room for anything."""
+
+UPDATED_BYTES_PER_S = 1e10
+"""So much that plans have the CPU update what is offloaded, where it may."""
 
 SMALLEST_BYTES = 1 << 10
 """Smaller parameters and states stay on the device."""
@@ -61,6 +64,9 @@ class Found:
         gathered_again: weights of which the plan gathers again, while backward is under way, what forward has let go.
         recomputed: activations that the plan computes again.
         down, up: transfers of the plan to and from each place of the lower tier.
+        by_cpu: parameters that the CPU updates.
+        reloaded_for_gathers: parameters whose shards are gathered once they have been reloaded.
+        exact: whether the plan changes no number.
     """
 
     compared: Compared
@@ -68,6 +74,9 @@ class Found:
     recomputed: int = 0
     down: Counter[str] = field(default_factory=Counter)
     up: Counter[str] = field(default_factory=Counter)
+    by_cpu: set[str] = field(default_factory=set)
+    reloaded_for_gathers: set[str] = field(default_factory=set)
+    exact: bool = True
 
 
 @dataclass(frozen=True)
@@ -77,10 +86,12 @@ class Tiers:
     Attributes:
         folder: where its file is.
         host_bytes: room in the host, before the disk; None where the disk is all there is.
+        cpu_update_bytes_per_s: as in `LowerTier`: 0 where the CPU updates nothing that the host has.
     """
 
     folder: Path
     host_bytes: int | None = None
+    cpu_update_bytes_per_s: float = 0.0
 
     @contextmanager
     def used(self) -> Iterator[None]:
@@ -91,7 +102,13 @@ class Tiers:
             lower = LowerTier(LINK, ROOM, 4 * PAGE, DISK_ALIGNMENT_BYTES, SMALLEST_BYTES, placement="disk")
             opened = OpenableTier(lower, lambda: DiskTier(folder, chunk_bytes=PAGE))
         else:
-            lower = LowerTier(LINK, self.host_bytes, smallest_bytes=SMALLEST_BYTES, disk=BehindHost(LINK, ROOM))
+            lower = LowerTier(
+                LINK,
+                self.host_bytes,
+                smallest_bytes=SMALLEST_BYTES,
+                cpu_update_bytes_per_s=self.cpu_update_bytes_per_s,
+                disk=BehindHost(LINK, ROOM),
+            )
             opened = OpenableTier(lower, lambda: host_and_disk(folder))
         device = replace(DEVICE, collective_ranks=dist.get_world_size())
 
@@ -136,20 +153,35 @@ def beside_collectives(name: str, optimizer: str, budget: str | int, stores: Pat
     return all_at_once(name, optimizer, budget, stores, tiers, plain)
 
 
+def beside_both(name: str, optimizer: str, budget: str | int, stores: Path, tiers: Tiers) -> tuple[Found, Found]:
+    """Train on this rank twice by one plan: beside the same collectives, and beside DistributedDataParallel."""
+    arguments = (name, optimizer, budget, stores, tiers)
+    return beside_collectives(*arguments), all_at_once(*arguments)
+
+
 def look(step: TrainingStep, found: Found) -> None:
     """Read from the plan's rows what it does."""
     planned = step.planned
+    found.exact = step.plan.exact
     nodes = {node.node: node for node in planned.nodes}
     places = {slot.storage: slot.placement for slot in planned.slots}
+    storages = planned.trace.storages
     seen: set[int] = set()
+    reloaded: set[int] = set()
     backward = False
     for row in planned.rows:
         if row.action in ("offload", "reload"):
             (found.down if row.action == "offload" else found.up)[places[row.storage]] += 1
+            if row.action == "reload":
+                reloaded.add(row.storage)
+        if row.action == "update":
+            found.by_cpu |= {storages[s].name for s in nodes[row.node].mutates if storages[s].role == "parameter"}
         if row.action not in ("compute", "gather"):
             continue
         node = nodes[row.node]
         backward = backward or node.phase == "backward"
+        if node.collective:
+            found.reloaded_for_gathers |= {storages[s].name for s in node.reads if s in reloaded}
         if row.node in seen and node.collective and backward:
             found.gathered_again.append(node.name)
         elif row.node in seen and not node.collective:

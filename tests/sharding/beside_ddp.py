@@ -26,6 +26,7 @@ from stowage.stages.workload.models import build_model
 from stowage.stages.workload.samples import sample_batch
 from tests.optimizers.kinds import Lion
 from tests.sharding.ranks import say
+from tests.sharding.recipes import resnet_with_dropout
 from tests.zoo import ZOO, Entry
 
 ITERATIONS = 5
@@ -67,7 +68,7 @@ def llama_checkpointed() -> Entry:
     return model, batch, loss
 
 
-MODELS = {**ZOO, "llama_lora": llama_lora, "llama_checkpointed": llama_checkpointed}
+MODELS = {**ZOO, "llama_lora": llama_lora, "llama_checkpointed": llama_checkpointed, "resnet": resnet_with_dropout}
 
 
 def state_of(name: str) -> Choose:
@@ -176,12 +177,14 @@ def under_ddp(name: str, kind: str, *, blocks: bool = False) -> tuple[list[float
 
 
 class Sharded(NamedTuple):
-    """Losses, content, the paths of the groups, and whether a warning of rounding was given, on the first rank."""
+    """Losses, content, the paths of the groups, whether a warning of rounding was given, on the first rank, and the
+    names of each group's parameters."""
 
     losses: list[float]
     content: dict[str, torch.Tensor]
     groups: list[str]
     warned: bool
+    parameters: list[list[str]]
 
 
 def sharded(name: str, kind: str, state: str, stores: Path) -> Sharded:
@@ -194,7 +197,8 @@ def sharded(name: str, kind: str, state: str, stores: Path) -> Sharded:
         plan = shard(model, batch, optimizer, device_budget="1GiB", loss=loss, choices=choose, cache_dir=stores)
     warned = [str(w.message) for w in said if "rounds the last elements" in str(w.message)]
     losses = train(model, optimizer, batch, loss)
-    return Sharded(losses, content(model, optimizer), [g.modules[0] for g in plan.groups], bool(warned))
+    parameters = [list(group.parameters) for group in plan.groups]
+    return Sharded(losses, content(model, optimizer), [g.modules[0] for g in plan.groups], bool(warned), parameters)
 
 
 def main(stores: Path, cases: Sequence[str]) -> None:
@@ -204,7 +208,7 @@ def main(stores: Path, cases: Sequence[str]) -> None:
         losses, expected = under_ddp(name, kind)
         grouped = under_ddp(name, kind, blocks=True) if name == "t5" else (losses, expected)
         for state in STATES:
-            found, ours, groups, warned = sharded(name, kind, state, stores)
+            found, ours, groups, warned, _ = sharded(name, kind, state, stores)
             say(
                 {
                     "case": case,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,8 @@ ITERATIONS = 5
 NORM = [0.0]
 """The latest global norm beside the plan."""
 
+Clip = Callable[[Iterable[torch.Tensor], float], torch.Tensor]
+
 
 @dataclass
 class Compared:
@@ -37,6 +39,7 @@ class Compared:
         predicted_bytes, peak_bytes, budget_bytes: of one iteration more, which is measured.
         norms: the global norm of the last update's gradients under the plan, and beside it.
         largest: the greatest relative difference of each parameter's norm, where bits differ.
+        besides: the same of each loss, state and buffer.
     """
 
     differences: list[str]
@@ -51,6 +54,7 @@ class Compared:
     budget_bytes: int = 0
     norms: tuple[float, float] = (0.0, 0.0)
     largest: dict[str, float] = field(default_factory=dict)
+    besides: dict[str, float] = field(default_factory=dict)
 
 
 def loss_of(recipe: Recipe, model: nn.Module, batch: Any) -> torch.Tensor:
@@ -73,8 +77,9 @@ def train_ddp(
     accumulate: int = 1,
     max_grad_norm: float | None = None,
     iterations: int = ITERATIONS,
+    clip: Clip = nn.utils.clip_grad_norm_,
 ) -> Iterator[float]:
-    """Train, and yield the losses."""
+    """Train, and yield the losses; `clip` clips gradients in place, and returns their norm."""
     for iteration in range(iterations):
         for part in range(accumulate):
             last = part == accumulate - 1
@@ -84,7 +89,7 @@ def train_ddp(
                 loss.backward()  # type: ignore[no-untyped-call]
             yield loss.item()
         if max_grad_norm is not None:
-            NORM[0] = float(nn.utils.clip_grad_norm_(ddp.parameters(), max_grad_norm))
+            NORM[0] = float(clip(ddp.parameters(), max_grad_norm))
         optimizer.step()
         optimizer.zero_grad()
 
@@ -115,19 +120,19 @@ def train_by_collectives(
         assert max_grad_norm is None
         named = dict(model.named_parameters())
         for names in together:
-            _average({name: named[name] for name in names}, count)
+            average({name: named[name] for name in names}, count)
         optimizer.step()
         optimizer.zero_grad()
 
 
-def _average(parameters: Mapping[str, torch.Tensor], count: int) -> None:
+def average(parameters: Mapping[str, torch.Tensor], count: int) -> None:
     """Average the gradients of some parameters in one buffer, which has all parts of one rank after the other."""
     forms = [ShardForm.of(p.shape, p.stride(), count) for p in parameters.values()]
     wholes = []
     for parameter, form in zip(parameters.values(), forms, strict=True):
         assert form is not None
         gradient = torch.empty_like(parameter).copy_(parameter.grad)  # type: ignore[arg-type]
-        flat = gradient.as_strided((form.elements,), (1,)) / count
+        flat = gradient.as_strided((form.elements,), (1,)) * (1.0 / count)  # as DistributedDataParallel divides
         wholes.append(torch.cat([flat, flat.new_zeros(form.padded_elements - form.elements)]).view(count, -1))
     buffer = torch.cat(wholes, dim=1)
     for rank, own in enumerate(buffer):
@@ -141,7 +146,7 @@ def _average(parameters: Mapping[str, torch.Tensor], count: int) -> None:
         parameter.grad = gradient
 
 
-def _together(step: TrainingStep) -> list[list[str]]:
+def scattered_together(step: TrainingStep) -> list[list[str]]:
     """Return the parameters whose gradients the plan scatters together."""
     return [list(scattered(call.arguments)) for call in step.planned.trace.calls if call.target == SCATTER]
 
@@ -198,21 +203,21 @@ def compare(
     torch.manual_seed(7 + rank)
     arguments: Any = {"accumulate": accumulate, "max_grad_norm": max_grad_norm, "iterations": iterations}
     if reference is train_by_collectives:
-        arguments["together"] = _together(step)
+        arguments["together"] = scattered_together(step)
     expected = list(reference(recipe, beside, ddp, **arguments))
     differences = [f"loss {i}: {a!r}, not {b!r}" for i, (a, b) in enumerate(zip(losses, expected)) if a != b]
     if not torch.equal(generator, torch.get_rng_state()):
         differences.append("generator")
     found = Compared(differences, losses)
+    found.besides = {f"loss {i}": abs(a - b) / abs(b) for i, (a, b) in enumerate(zip(losses, expected)) if a != b}
     if step.grad_norm is not None:
         found.norms = float(step.grad_norm), NORM[0]
     _parameters(step, recipe.model, plain, found)
     _states(step, recipe.model, own, plain, beside, found)
-    differences += [
-        f"buffer {key}"
-        for (key, one), (_, other) in zip(recipe.model.named_buffers(), plain.named_buffers(), strict=True)
-        if not torch.equal(one, other)
-    ]
+    for (key, one), (_, other) in zip(recipe.model.named_buffers(), plain.named_buffers(), strict=True):
+        if not torch.equal(one, other):
+            differences.append(f"buffer {key}")
+            found.besides[f"buffer {key}"] = _apart(one, other)
     look(step)
     rows = step.planned.rows
     measured = step.measure(recipe.batch(numbers(iterations, accumulate - 1)))
@@ -235,8 +240,12 @@ def _parameters(step: TrainingStep, model: nn.Module, plain: nn.Module, found: C
         whole, expected = _lent(contents, parameter), other.detach()
         if not torch.equal(whole, expected):
             found.differences.append(f"parameter {name}")
-            apart = (whole - expected).double().norm() / expected.double().norm().clamp(min=1e-30)
-            found.largest[name] = float(apart)
+            found.largest[name] = _apart(whole, expected)
+
+
+def _apart(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return how far two tensors are apart, relative to the norm of what is expected."""
+    return float((found - expected).double().norm() / expected.double().norm().clamp(min=1e-30))
 
 
 def _states(
@@ -254,10 +263,14 @@ def _states(
             found.differences.append(f"states of {name}: {sorted(have)}, not {sorted(expected)}")
             continue
         for key, state in have.items():
-            is_tensor = isinstance(state, torch.Tensor)
-            same = torch.equal(_lent(contents, state), expected[key]) if is_tensor else state == expected[key]
-            if not same:
+            if not isinstance(state, torch.Tensor):
+                if state != expected[key]:
+                    found.differences.append(f"state {key} of {name}")
+                continue
+            whole = _lent(contents, state)
+            if not torch.equal(whole, expected[key]):
                 found.differences.append(f"state {key} of {name}")
+                found.besides[f"state {key} of {name}"] = _apart(whole, expected[key])
 
 
 def _lent(contents: Contents, tensor: torch.Tensor) -> torch.Tensor:

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from stowage.flows import MasterWeights
 from stowage.stages.workload.models import build_model
 from stowage.stages.workload.randomness import seeded
 from stowage.stages.workload.samples import sample_batch
 from tests.freezing.chosen_kernels import Windows
 from tests.optimizers.kinds import Lion
-from tests.zoo import GPT2, LLAMA, ZOO, Loss
+from tests.zoo import GPT2, LLAMA, ZOO, Entry, Loss
 
 MakeOptimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
 
@@ -52,9 +53,20 @@ def lion(parameters: Iterable[Any]) -> torch.optim.Optimizer:
     return Lion([p for p in parameters if p.requires_grad])
 
 
+def masters(parameters: Iterable[Any]) -> torch.optim.Optimizer:
+    """AdamW of master copies in float32 of what trains."""
+    return MasterWeights([p for p in parameters if p.requires_grad], torch.optim.AdamW, lr=1e-2)
+
+
 def gpt2() -> Recipe:
     """Return GPT-2, whose head is its embedding."""
     return _language("gpt2", **GPT2 | {"n_layer": 2})
+
+
+def gpt2_bf16() -> Recipe:
+    """Return the same in bfloat16, as those who keep master copies have it."""
+    found = gpt2()
+    return Recipe(found.model.to(torch.bfloat16), found.loss, found.batch)
 
 
 def t5() -> Recipe:
@@ -82,21 +94,44 @@ def deep_llama_lora() -> Recipe:
     return _with_adapters(hidden_size=64, intermediate_size=128, num_hidden_layers=4)
 
 
-def _with_adapters(**overrides: Any) -> Recipe:
+def thick_llama_lora() -> Recipe:
+    """Return the same with adapters that are worth offloading, each half of them too."""
+    return _with_adapters(32, hidden_size=64, intermediate_size=128)
+
+
+def _with_adapters(rank: int = 4, **overrides: Any) -> Recipe:
     from peft import LoraConfig, get_peft_model
 
     model = build_model("llama", LLAMA | overrides, seed=0)
     with seeded(0):
-        adapted = get_peft_model(model, LoraConfig(r=4, lora_dropout=0.1, target_modules=["q_proj", "v_proj"]))
+        adapted = get_peft_model(model, LoraConfig(r=rank, lora_dropout=0.1, target_modules=["q_proj", "v_proj"]))
         for name, parameter in adapted.named_parameters():
             if "lora_B" in name:
                 nn.init.normal_(parameter, std=0.02)
     return Recipe(adapted.train(), None, lambda number: sample_batch(model, 4, 12, number))
 
 
+class _Dropped(nn.Module):
+    """A head behind dropout: no list of layers, which would count as blocks."""
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.dropout, self.head = nn.Dropout(0.1), head
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.head(self.dropout(x))
+
+
+def resnet_with_dropout() -> Entry:
+    """Return the ResNet of the zoo with dropout before its head: each rank has random numbers of its own."""
+    model, batch, loss = ZOO["resnet"]()
+    model.head = _Dropped(model.get_submodule("head"))
+    return model.train(), batch, loss
+
+
 def resnet() -> Recipe:
-    """Return ResNet with batch normalization, whose statistics are buffers."""
-    model, _, loss = ZOO["resnet"]()
+    """Return ResNet with batch normalization, whose statistics are buffers, and dropout before its head."""
+    model, _, loss = resnet_with_dropout()
 
     def batch(number: int) -> dict[str, torch.Tensor]:
         with seeded(number):
@@ -196,10 +231,12 @@ def windows() -> Recipe:
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "gpt2": gpt2,
+    "gpt2_bf16": gpt2_bf16,
     "t5": t5,
     "wide_t5": wide_t5,
     "llama_lora": llama_lora,
     "deep_llama_lora": deep_llama_lora,
+    "thick_llama_lora": thick_llama_lora,
     "resnet": resnet,
     "normalized": normalized,
     "mixer": mixer,
@@ -207,4 +244,4 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "odd": odd,
     "wide": wide,
 }
-OPTIMIZERS: dict[str, MakeOptimizer] = {"adamw": adamw, "momentum": momentum, "lion": lion}
+OPTIMIZERS: dict[str, MakeOptimizer] = {"adamw": adamw, "momentum": momentum, "lion": lion, "masters": masters}

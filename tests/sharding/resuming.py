@@ -1,6 +1,7 @@
 """Train on ranks, save in the middle, and go on in other processes from what was saved.
 
-`python -m tests.sharding.resuming MODE FOLDER BUDGET [CHECKPOINT]` on each rank.
+`python -m tests.sharding.resuming MODE FOLDER BUDGET [CHECKPOINT [RECIPE]]` on each rank. With the mode `beside` plain
+PyTorch goes on too, from the whole state that has been loaded.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import hashlib
 import shutil
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -20,13 +21,16 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from stowage.flows import fit
 from stowage.flows.api.saving import save_optimizer_for_torch
 from stowage.flows.api.training_step import TrainingStep
 from stowage.stages.ir.errors import Infeasible, StowageError
 from stowage.stages.runtime.sharding import writing
+from tests.sharding.planned_beside_ddp import average, scattered_together
 from tests.sharding.ranks import say
+from tests.sharding.recipes import RECIPES, Recipe
 
 BEFORE, AFTER = 3, 3
 WHOLE = "1GiB"
@@ -64,8 +68,16 @@ def batch(rank: int, iteration: int) -> dict[str, torch.Tensor]:
 
 
 def objective(model: nn.Module, given: Any) -> torch.Tensor:
-    loss: torch.Tensor = model(**given)
+    outputs = model(**given)
+    loss: torch.Tensor = outputs if isinstance(outputs, torch.Tensor) else outputs.loss
     return loss
+
+
+def recipe_of(name: str, width: int = NARROW) -> Recipe:
+    """Return a recipe by its name; `Odd` without one."""
+    if name:
+        return RECIPES[name]()
+    return Recipe(Odd(width), None, lambda number: batch(number % 100, number // 100))
 
 
 class Training:
@@ -80,8 +92,10 @@ class Training:
         group: Any = None,
         name: str = "",
         width: int = NARROW,
+        recipe: str = "",
     ) -> None:
-        self.model = Odd(width)
+        self.recipe = recipe_of(recipe, width)
+        self.model = self.recipe.model
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.add_(shift)
@@ -90,7 +104,7 @@ class Training:
         make = partial(
             fit,
             self.model,
-            batch(0, 0),
+            self.recipe.batch(0),
             self.optimizer,
             forward=objective,
             group=group,
@@ -108,7 +122,7 @@ class Training:
     def train(self, rank: int, begin: int, end: int) -> list[float]:
         losses = []
         for i in range(begin, end):
-            losses.append(self.step(batch(rank, i)).item())
+            losses.append(self.step(self.recipe.batch(100 * i + rank)).item())
             with warnings.catch_warnings():  # the step calls the optimizer's own code, which schedules do not see
                 warnings.simplefilter("ignore")
                 self.schedule.step()
@@ -137,11 +151,68 @@ class Training:
 def adamw(model: nn.Module) -> torch.optim.AdamW:
     first = [p for n, p in model.named_parameters() if n.startswith("first")]
     rest = [p for n, p in model.named_parameters() if not n.startswith("first") and p.requires_grad]
-    return torch.optim.AdamW([{"params": first, "lr": 3e-2}, {"params": rest, "weight_decay": 0.1}], lr=1e-2)
+    groups: list[dict[str, Any]] = [{"params": first, "lr": 3e-2}, {"params": rest, "weight_decay": 0.1}]
+    return torch.optim.AdamW([group for group in groups if group["params"]], lr=1e-2)
 
 
 def halving(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.StepLR:
     return torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+
+
+def restored(whole: Mapping[str, torch.Tensor], recipe: Recipe) -> tuple[torch.optim.AdamW, Any]:
+    """Load what a run had, whole, into a plain model; return its optimizer and its schedule."""
+    model = recipe.model
+    optimizer = adamw(model)
+    schedule = halving(optimizer)
+    with torch.no_grad():
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if name in whole:  # not what is no part of the state
+                tensor.copy_(whole[name])
+    for name, parameter in model.named_parameters():
+        states = {key.partition("::")[2]: t.clone() for key, t in whole.items() if key.startswith(f"{name}::")}
+        if states:
+            optimizer.state[parameter] = states
+    for _ in range(BEFORE):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            schedule.step()
+    return optimizer, schedule
+
+
+def contents_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Return parameters, buffers and states of a plain model."""
+    named: dict[str, torch.Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name, parameter in model.named_parameters():
+        named |= {f"{name}::{key}": state for key, state in optimizer.state.get(parameter, {}).items()}
+    return {name: tensor.detach() for name, tensor in named.items()}
+
+
+def go_on_plainly(
+    whole: Mapping[str, torch.Tensor], recipe: Recipe, together: Sequence[Sequence[str]]
+) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Train on with plain PyTorch on this rank, from a whole state, and return losses and what there is at the end.
+
+    Two ranks are DistributedDataParallel's. More add in another order than that does, so that there the collectives of
+    a plan, which averages the gradients `together`, run on whole gradients.
+    """
+    rank, count = dist.get_rank(), dist.get_world_size()
+    optimizer, schedule = restored(whole, recipe)
+    model = recipe.model
+    named = dict(model.named_parameters())
+    called = DistributedDataParallel(model) if count == 2 else model
+    losses = []
+    for i in range(BEFORE, BEFORE + AFTER):
+        optimizer.zero_grad()
+        for buffer in model.buffers() if called is model else ():
+            dist.broadcast(buffer, 0)
+        loss = objective(called, recipe.batch(100 * i + rank))
+        loss.backward()  # type: ignore[no-untyped-call]
+        for names in together if called is model else ():
+            average({name: named[name] for name in names}, count)
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+    return losses, contents_of(model, optimizer)
 
 
 def digest(tensors: Mapping[str, torch.Tensor]) -> str:
@@ -196,7 +267,7 @@ def refusals(run: Training, folder: Path) -> list[str]:
     ]
 
 
-def main(mode: str, folder: Path, budget: str, checkpoint: str = "") -> None:
+def main(mode: str, folder: Path, budget: str, checkpoint: str = "", recipe: str = "") -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     rank = dist.get_rank()
     run = Training(
@@ -206,6 +277,7 @@ def main(mode: str, folder: Path, budget: str, checkpoint: str = "") -> None:
         group=dist.group.WORLD,
         name=str(rank),
         width=WIDE if budget == TIGHT else NARROW,
+        recipe=recipe,
     )
     torch.manual_seed(7 + rank)
     found: dict[str, Any] = {"slots": len(run.step.planned.slots)}
@@ -225,8 +297,16 @@ def main(mode: str, folder: Path, budget: str, checkpoint: str = "") -> None:
         found["saved"] = digest(whole)
     if mode == "refuse":
         found["refused"] = refusals(run, folder)
+    whole, generator = run.whole(), torch.get_rng_state()
     found["after"] = run.train(rank, BEFORE, BEFORE + AFTER)
-    found["end"] = digest(run.whole())
+    end = run.whole()
+    found["end"] = digest(end)
+    if mode == "beside":
+        plain = recipe_of(recipe)  # draws its first weights
+        torch.set_rng_state(generator)
+        losses, expected = go_on_plainly(whole, plain, scattered_together(run.step))
+        found["wrong"] = [f"loss {i}" for i, (a, b) in enumerate(zip(found["after"], losses, strict=True)) if a != b]
+        found["wrong"] += [name for name, tensor in end.items() if not torch.equal(tensor, expected[name])]
     say(found)
     dist.destroy_process_group()
 

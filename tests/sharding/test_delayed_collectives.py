@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.matrix import some
-from tests.sharding.late import Delay
+from tests.sharding.all_at_once import ROOM, UPDATED_BYTES_PER_S, Found, Tiers, all_at_once
+from tests.sharding.late import Delay, LateReloads
 from tests.sharding.planned_beside_ddp import Compared, compare
 from tests.sharding.processes import on_ranks
 
@@ -39,3 +40,30 @@ def test_with_every_wait_nothing_changes(name: str, budget: str, fit_stores: Pat
 def test_a_missing_wait_is_seen(lost: str, fit_stores: Path) -> None:
     for found, _ in on_ranks(2, delayed, "odd", "adamw", "100%", fit_stores, lost):
         assert any(difference.startswith("loss") for difference in found.differences)
+
+
+def _with_a_tier(stores: Path, folder: Path) -> list[Found]:
+    """Train with all waits, then without those for a reload before a gather, then without one for a scatter before its
+    gradient is offloaded."""
+
+    def run(reload: str = "", scatter: str = "") -> Found:
+        more = {"iterations": ITERATIONS, "more": {"check": "never"}}
+        tiers = Tiers(folder, ROOM, UPDATED_BYTES_PER_S)
+        with Delay("scatter" if scatter else "", scatter).all() as collectives, LateReloads(reload).all() as reloads:
+            found = all_at_once("normalized", "adamw", "60%", stores, tiers, more)
+        assert collectives.count >= ITERATIONS * (found.compared.gathers + 1)
+        assert reloads.count >= ITERATIONS
+        return found
+
+    whole = run()
+    # Where the CPU updates a parameter, its gradient is offloaded once the scatter is over.
+    return [whole, run(reload=min(whole.reloaded_for_gathers)), run(scatter=min(whole.by_cpu))]
+
+
+@pytest.mark.long
+def test_reloads_and_offloads_between_collectives(fit_stores: Path, tmp_path: Path) -> None:
+    """Reloads are late too: a gather waits for what it sends, and an offload for what a scatter leaves."""
+    for whole, without_reload, without_scatter in on_ranks(2, _with_a_tier, fit_stores, tmp_path):
+        assert not whole.compared.differences
+        for found in (without_reload, without_scatter):
+            assert any(difference.startswith("loss") for difference in found.compared.differences)

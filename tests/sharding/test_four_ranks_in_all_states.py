@@ -1,6 +1,7 @@
-"""Four ranks have the same gradients and weights in every state of the groups, and DDP's within a bound.
+"""Four ranks train in every state of the groups as plain PyTorch with the same collectives, bit for bit.
 
-Four ranks add in another order than DDP's all-reduce does. In which state a group is changes no sum.
+They have DDP's gradients and weights within a bound: they add in another order than DDP's all-reduce does. In which
+state a group is changes no sum.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from stowage import shard
-from tests.sharding.beside_ddp import OPTIMIZERS, STATES, state_of, train
+from tests.matrix import some
+from tests.sharding.beside_ddp import ITERATIONS, OPTIMIZERS, STATES, differences, sharded, state_of, train
+from tests.sharding.beside_reduced import under_collectives
 from tests.sharding.processes import on_ranks
 from tests.zoo import ZOO
 
-ITERATIONS = 4
-
 GRADIENT_BOUND = 1e-5
-"""Of a tensor's largest gradient, in the fourth iteration: 2.3e-6 here."""
+"""Of a tensor's largest gradient, in the last iteration: 2.3e-6 here."""
 
 WEIGHT_BOUND = 2e-5
 """A five-hundredth of an update, whose rate is 0.01: 5.6e-6 here."""
@@ -85,3 +86,35 @@ def test_gradients_are_the_same_in_all_states_and_near_those_of_ddp(fit_stores: 
             assert apart <= GRADIENT_BOUND, (name, apart)
         for name, apart in found["weights"].items():
             assert apart <= WEIGHT_BOUND, (name, apart)
+
+
+def _beside_collectives(name: str, kind: str, stores: Path) -> dict[str, list[str]]:
+    """Return for each state what differs."""
+    found: dict[str, list[str]] = {}
+    expected = None
+    for state in STATES:
+        ours = sharded(name, kind, state, stores)
+        expected = expected or under_collectives(name, kind, ours.parameters)
+        losses, content = expected
+        assert len(losses) == ITERATIONS
+        found[state] = [f"loss {i}" for i, (a, b) in enumerate(zip(ours.losses, losses, strict=True)) if a != b]
+        found[state] += differences(ours.content, content)
+    return found
+
+
+CASES = [
+    ("gpt2", "adamw"),
+    ("gpt2", "sgd"),
+    ("llama_lora", "adamw"),
+    ("t5", "adamw"),
+    ("resnet", "sgd"),
+    ("batchnorm", "adamw"),
+    ("gpt2_frozen", "lion"),
+]
+
+
+@pytest.mark.parametrize(("name", "kind"), some(CASES, keep=[]))
+def test_they_train_as_the_same_collectives_do_on_whole_gradients(name: str, kind: str, fit_stores: Path) -> None:
+    """Losses, weights, states and buffers over all iterations."""
+    for found in on_ranks(4, _beside_collectives, name, kind, fit_stores):
+        assert found == {state: [] for state in STATES}

@@ -17,7 +17,7 @@ from stowage.stages.workload.samples import sample_batch
 from tests.configurations.alongside import small_gpt2
 from tests.freezing.beside import Given, assert_worst_measured, freeze
 from tests.matrix import some
-from tests.sharding.all_at_once import Found, Tiers
+from tests.sharding.all_at_once import ROOM, UPDATED_BYTES_PER_S, Found, Tiers
 from tests.sharding.all_at_once import look as see
 from tests.sharding.codes_beside_ddp import first_lossy
 from tests.sharding.frozen_beside_ddp import frozen_beside_ddp
@@ -94,10 +94,9 @@ def test_a_lower_tier(tier: str, fit_stores: Path, tmp_path: Path) -> None:
         assert one.gathered_again or one.recomputed
 
 
-def _everything(stores: Path, tiers: Tiers | None) -> tuple[Compared, Found | None, bool]:
+def _everything(stores: Path, tiers: Tiers | None) -> Found:
     """LoRA, codes, micro-batches, freezing and recomputation between ranks; with `tiers` offloading too."""
     lossy = {"lossy": Lossy(["bf16", "int8_tensor"], 0.1)}
-    exact: list[bool] = []
     more: dict[str, Any] = {"accumulate": 2, "iterations": 6, "codes": True, "more": lossy}
     with (
         patch.object(saved_module, "SMALLEST", 64),
@@ -105,27 +104,29 @@ def _everything(stores: Path, tiers: Tiers | None) -> tuple[Compared, Found | No
         patch("stowage.stages.solve.frozen.HALVINGS", 1),  # a step of each micro-batch is planned, and of each budget
     ):
         if tiers is not None:
-            found = _with_tiers("deep_llama_lora", "adamw", "45%", stores, tiers, more)
-            return found.compared, found, False
-        compared = frozen_beside_ddp(
-            "llama_lora", "adamw", "80%", stores, see=lambda step: exact.append(step.plan.exact), **more
+            return _with_tiers("thick_llama_lora", "adamw", "45%", stores, tiers, more)
+        found = Found(Compared([], []))
+        found.compared = frozen_beside_ddp(
+            "llama_lora", "adamw", "80%", stores, see=lambda step: see(step, found), **more
         )
-    return compared, None, exact[0]
+    return found
 
 
 @pytest.mark.long
 def test_freezing_codes_adapters_and_micro_batches_at_once(fit_stores: Path) -> None:
-    found = on_ranks(2, _everything, fit_stores, None)
-    check_all([compared for compared, _, _ in found])
-    assert not any(exact for _, _, exact in found)
+    for found in on_ranks(2, _everything, fit_stores, None):
+        check_all([found.compared])
+        assert not found.exact
 
 
 @pytest.mark.long
-def test_offloading_too(fit_stores: Path, tmp_path: Path) -> None:
-    for compared, found, _ in on_ranks(2, _everything, fit_stores, Tiers(tmp_path, 40_000)):
-        check_all([compared])
-        assert found is not None
+def test_offloading_and_updates_by_the_cpu_too(fit_stores: Path, tmp_path: Path) -> None:
+    for found in on_ranks(2, _everything, fit_stores, Tiers(tmp_path, ROOM, UPDATED_BYTES_PER_S)):
+        check_all([found.compared])
+        assert not found.exact
         assert found.down
+        assert found.up
+        assert found.by_cpu, "the CPU updates nothing"
 
 
 def _worst(stores: Path, budget: str, kind: UnitKind) -> tuple[int, int]:

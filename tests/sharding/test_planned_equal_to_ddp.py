@@ -16,7 +16,7 @@ from tests.matrix import some
 from tests.sharding.planned_beside_ddp import Compared, compare, train_by_collectives
 from tests.sharding.processes import on_ranks
 
-TIGHT = {"gpt2": "60%", "t5": "60%", "llama_lora": "60%", "resnet": "82%", "odd": "100%"}
+TIGHT = {"gpt2": "60%", "gpt2_bf16": "60%", "t5": "60%", "llama_lora": "60%", "resnet": "82%", "odd": "100%"}
 """Budgets of each recipe at which activations are recomputed."""
 
 REGATHERED = "llama_lora"
@@ -37,7 +37,7 @@ def check_all(found: list[Compared]) -> None:
     ("name", "optimizer"),
     some(
         [("gpt2", "adamw"), ("t5", "adamw"), ("llama_lora", "momentum"), ("resnet", "momentum"), ("odd", "adamw"),
-         ("gpt2", "lion")],
+         ("gpt2", "lion"), ("gpt2_bf16", "masters")],
         keep=[("llama_lora", "momentum"), ("resnet", "momentum")],
     ),
 )  # fmt: skip
@@ -83,6 +83,17 @@ KEY_BIAS, KEY_BIAS_BOUND = "attn.c_attn.bias", 1e-3
 """GPT-2's biases of keys change no loss: their gradients are rounding alone, of which AdamW makes whole steps."""
 
 
+BESIDES_BOUND = 1e-5
+"""Relative, of losses, states and buffers of four ranks."""
+
+
+def check_near(one: Compared) -> None:
+    """Fail where four ranks are farther from DistributedDataParallel than another order of four summands explains."""
+    for what, apart in {**one.besides, **one.largest}.items():
+        bound = PARAMETER_BOUND if what in one.largest else BESIDES_BOUND
+        assert apart <= (KEY_BIAS_BOUND if what.endswith(KEY_BIAS) else bound), what
+
+
 def _four(name: str, optimizer: str, budget: str, stores: Path) -> list[Compared]:
     same = compare(name, optimizer, budget, stores, reference=train_by_collectives, wrap=lambda model: model)
     return [same, compare(name, optimizer, budget, stores)]
@@ -100,8 +111,7 @@ def test_four_ranks(name: str, optimizer: str, budget: str, fit_stores: Path) ->
     """Equal to the same collectives on whole gradients; DistributedDataParallel adds four summands in another order."""
     for same, near in on_ranks(4, _four, name, optimizer, budget, fit_stores):
         check_all([same])
-        for parameter, largest in near.largest.items():
-            assert largest <= (KEY_BIAS_BOUND if parameter.endswith(KEY_BIAS) else PARAMETER_BOUND), parameter
+        check_near(near)
 
 
 @pytest.mark.long
