@@ -1,4 +1,4 @@
-"""No plan of a random step that freezes has a lower mean time than the bound of every plan that fits under its masks."""
+"""No plan of a random step that freezes has a lower mean time than the bound of all that fit under its masks."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_of_plans_of_random_steps(trace: TraceTables, share: float, data: st.Dat
 
 @pytest.mark.parametrize("name", ["lstm", "resnet", "unet"])
 def test_of_plans_of_models(name: str) -> None:
-    """At the smallest budget and between, with several cuts; each plan as long as it is, for it runs nothing in vain."""
+    """At the smallest budget and above it, without cuts, with one and with several."""
     prepared = prepared_zoo(name)
     whole = prepared.solve().summary
     least, most = whole.smallest_feasible_bytes, whole.device_peak_bytes
