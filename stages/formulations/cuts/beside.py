@@ -17,7 +17,8 @@ class Beside:
 
     Attributes:
         value: s.
-        remade: the run that would make it again, as (maker(s), i); None where nothing does.
+        remade: the run in which it may be made after h, for the first time or again, as (maker(s), i); None where
+            nothing makes it then.
         twice: whether that is a second run in the interval: the first comes before h.
         until: the cut at which it is needed if it is kept there, as (s, i + 1); None where a node that follows h needs
             it for certain.
@@ -48,12 +49,13 @@ def besides(step: StepGraph, domain: Domain, cuts: Sequence[int], node: int) -> 
         if maker is not None:
             if domain.first[maker][0] > interval:
                 continue
+            before = step.precedes(maker, node)
             if domain.first[maker] == (interval, interval):
-                if not step.precedes(maker, node):
+                if not before:
                     continue  # its first run may come after h
                 twice = True
-            if maker not in step.once:
-                remade = (maker, interval)
+            if maker not in step.once or not before:
+                remade = (maker, interval)  # of what runs once too: that run may come after h
         until = (value, interval + 1)
         last = interval == len(cuts)
         certain = _read_after(step, domain, readers, node, interval)
