@@ -15,7 +15,15 @@ from stowage.stages.rewrite.masks import pack_masks
 from stowage.stages.rewrite.mixed import mixed, needed_variant, stored_variant, variant_named
 from stowage.stages.rewrite.rewrites import REWRITES, Rewrite
 from stowage.stages.rewrite.splice import Way, exchangeable
-from stowage.stages.rewrite.variants import is_asked, is_exact, is_for_freezing, load_variant, rewritten, variants_of
+from stowage.stages.rewrite.variants import (
+    is_asked,
+    is_exact,
+    is_for_freezing,
+    kinds_of,
+    load_variant,
+    rewritten,
+    variants_of,
+)
 
 __all__ = [
     "REWRITES",
@@ -25,6 +33,7 @@ __all__ = [
     "is_asked",
     "is_exact",
     "is_for_freezing",
+    "kinds_of",
     "load_variant",
     "mixed",
     "needed_variant",

@@ -8,6 +8,7 @@ from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.trace import Call, TraceTables
 from stowage.stages.ir.variant import PLAIN, VariantName
 from stowage.stages.rewrite.identity import Names
+from stowage.stages.rewrite.lossy import CODECS
 from stowage.stages.rewrite.rewrites import REWRITES, Rewrite
 
 
@@ -65,6 +66,12 @@ def is_exact(variant: str) -> bool:
     """Say whether a variant's numbers are those of the trace as it was recorded, bit for bit."""
     names = [name for name, _ in VariantName.of(variant).parts if name != PLAIN]
     return all(name in REWRITES and REWRITES[name].exact for name in names)
+
+
+def kinds_of(variant: str) -> dict[str, bool]:
+    """Return the kinds of codes that a variant keeps values in, each with whether it is exact."""
+    names = [name for name, _ in VariantName.of(variant).parts if name in CODECS]
+    return {CODECS[name].kind: CODECS[name].exact for name in names}
 
 
 def is_asked(variant: str) -> bool:

@@ -22,6 +22,7 @@ from stowage.stages.ir.plan import PlanSummary, Slot
 from stowage.stages.ir.source import file_name
 from stowage.stages.ir.table import read_record, read_rows
 from stowage.stages.ir.trace import TraceTables
+from stowage.stages.rewrite import is_exact
 from stowage.stages.runtime.executors.base import ExecutablePlan, MakeExecutor
 from stowage.stages.runtime.executors.sharded import ShardedDevice
 from stowage.stages.runtime.executors.single import SingleDevice
@@ -164,7 +165,7 @@ def train(settings: Settings, rank: Rank) -> None:
         shutil.rmtree(checkpoint)
     else:
         checkpoint.unlink(missing_ok=True)
-    if not summary.exact:
+    if not is_exact(summary.variant):
         return
     if on_cpu and rank.count <= ADDED_IN_ONE_ORDER:  # kernels of a GPU need not repeat their bits
         require_equal(planned.records, eager.records)

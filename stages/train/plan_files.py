@@ -14,7 +14,7 @@ from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import Manifest, PlanSummary
 from stowage.stages.ir.table import read_record, read_rows
 from stowage.stages.ir.trace import TraceTables
-from stowage.stages.rewrite import Way, stored_variant
+from stowage.stages.rewrite import Way, kinds_of, stored_variant
 from stowage.stages.runtime.sharding.ranks import Ranks
 from stowage.stages.settings import Settings
 from stowage.stages.train.frozen import FrozenTraining
@@ -69,12 +69,17 @@ def check_device(summary: PlanSummary, kind: str) -> None:
 
 
 def check_leave(summary: PlanSummary, settings: Settings) -> None:
-    """Refuse a plan that keeps values in kinds of codes for which there is no leave, or changes gradients by more."""
+    """Refuse a plan that keeps values in kinds of codes for which there is no leave, or changes gradients by more.
+
+    The step is made from the name of its variant, so that counts too, whatever else the summary says.
+    """
     leave = settings.lossy.leave
     allowed = leave.kinds if leave is not None else ()
-    kinds = {kept.partition(":")[0] for kept in summary.lossy}
+    named = kinds_of(summary.variant)
+    kinds = {*named, *(kept.partition(":")[0] for kept in summary.lossy)}
     lacking = ", ".join(sorted(kinds.difference(allowed)))
-    if not summary.exact and lacking:
+    exact = summary.exact and all(named.values())
+    if not exact and lacking:
         raise PlanMismatchError(
             f"Plan {summary.plan_hash} keeps values for backward in {lacking}, which changes gradients, and "
             "lossy.kinds do not allow it: allow it there, or run `dvc repro` for an exact plan."

@@ -53,6 +53,8 @@ def test_another_trainer_goes_on(mode: str, tmp_path: Path) -> None:
         losses = rank["losses"]
         assert losses["again"] == losses["whole"]
         assert len(losses["whole"]) == STEPS
+        assert set(rank["codes"]) == ({"int8_tensor"} if mode == "packs" else set())
+        assert rank["exact"] == (mode != "packs")
         active, units = rank["units"]
         assert mode == "packs" or 0 < active < units
     assert_same(tmp_path / "again", tmp_path / "whole", STEPS)

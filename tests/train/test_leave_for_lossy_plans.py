@@ -42,6 +42,22 @@ def test_an_exact_plan_needs_none() -> None:
     check_leave(replace(blank_summary(), lossy=("relu1bit: h relu alone",)), settings())
 
 
+ALTERED = replace(LOSSY, exact=True, lossy=(), gradient_error=0.0, variant="packed[0-2]+int8[0,3]+relu1bit[1]")
+"""Says of itself that it is exact, and the step that is made from its name is not."""
+
+
+def test_the_name_of_the_variant_counts_whatever_the_summary_says() -> None:
+    with pytest.raises(PlanMismatchError, match=r"Plan abc keeps values for backward in int8, relu1bit, which changes"):
+        check_leave(ALTERED, settings())
+    with pytest.raises(PlanMismatchError, match=r"in int8, which changes gradients, and lossy.kinds do not allow it"):
+        check_leave(ALTERED, settings(kinds=["bf16", "relu1bit"]))
+    with pytest.raises(PlanMismatchError, match=r"in top10, which changes gradients"):
+        check_leave(replace(ALTERED, variant="top10_frozen[0]+long_lived"), settings(kinds=["bf16"]))
+    check_leave(ALTERED, settings(kinds=["int8", "relu1bit"]))
+    for name in ("plain", "packed[0-2]", "packed+long_lived", "relu1bit[0-3]"):
+        check_leave(replace(ALTERED, variant=name), settings())
+
+
 def test_leave_in_params_yaml() -> None:
     assert settings().lossy.leave is None
     assert settings(kinds=["int8"], max_gradient_error=0.02).lossy.leave == Lossy(["int8"], 0.02)

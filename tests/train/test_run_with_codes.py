@@ -63,3 +63,20 @@ def test_a_colleague_without_leave_does_not_train_with_it(planned: Path, tmp_pat
     assert done.returncode != 0
     assert "keeps values for backward in" in done.stderr
     assert not (folder / "artifacts/train").exists()
+
+
+def test_a_summary_that_was_altered_does_not_hide_codes(planned: Path, tmp_path: Path) -> None:
+    """The step is made from the variant's name, which tables and step.py go with."""
+    folder = tmp_path / "project"
+    shutil.copytree(planned, folder, ignore=shutil.ignore_patterns(*TRAINED))
+    path = folder / "artifacts/solve/summary.json"
+    summary = json.loads(path.read_text())
+    assert any(f"{kind}[" in summary["variant"] for kind in KINDS)
+    path.write_text(json.dumps(summary | {"exact": True, "lossy": [], "lossy_effects": [], "gradient_error": 0.0}))
+    parameters = yaml.safe_load((folder / "params.yaml").read_text())
+    del parameters["lossy"]
+    (folder / "params.yaml").write_text(yaml.safe_dump(parameters))
+    done = run(folder, "train")
+    assert done.returncode != 0
+    assert "keeps values for backward in" in done.stderr
+    assert not (folder / "artifacts/train").exists()
