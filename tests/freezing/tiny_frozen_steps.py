@@ -27,13 +27,13 @@ class TinyFrozen:
 
 @st.composite
 def tiny_frozen_steps(draw: st.DrawFn) -> TinyFrozen:
-    """Two or three layers, whose weights are in a unit each or always train; each is updated, or its gradient stays."""
+    """Two layers or three, whose weights are in a unit each or always train, and are updated unless gradients stay."""
     b = StepBuilder()
-    layers = 2 if draw(st.integers(0, 3)) else 3
+    layers = 3 if draw(st.integers(0, 7)) == 7 else 2
     size = st.integers(2, 9)
     weights = [b.persistent(f"w{k}", draw(st.integers(1, 3))) for k in range(layers)]
     given = b.persistent("input", 1, "input")
-    updates = draw(st.booleans())
+    updates = layers == 2 and draw(st.booleans())
     made, extra = [given], list[list[int]]()
     for k in range(layers):
         sizes = [draw(size), *(draw(size) for _ in range(draw(st.integers(0, 1))))]
@@ -55,6 +55,6 @@ def tiny_frozen_steps(draw: st.DrawFn) -> TinyFrozen:
     names = sorted({call.signature for call in trace.calls})
     costs = {s: Cost(s, "made up", draw(st.integers(1, 5)) * TIME_S, 0, 0, 1, "measured") for s in names}
     nodes, blocks = make_blocks(trace, costs)
-    freeze = [k for k in range(layers) if draw(st.integers(0, 3))] or [0]
+    freeze = [k for k in range(layers) if draw(st.integers(0, 5)) < 5] or [0]
     units = tuple(Unit(f"w{k}", (f"w{k}",)) for k in freeze)
     return TinyFrozen(Variant("plain", trace, nodes, blocks), Freezable(units, draw(st.integers(1, len(units)))))
