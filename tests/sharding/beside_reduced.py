@@ -1,6 +1,7 @@
 """Trains models whole, with gradients averaged by the collectives of FSDP2's groups: its sums in plain PyTorch.
 
-From three ranks on, in which order summands are added depends on where in a collective's buffer an element is.
+From three ranks on, the ring of an all-reduce adds in another order in each rank's part of its buffer. FSDP2 puts the
+rows that a rank keeps into that rank's part, DistributedDataParallel whole gradients one after the other.
 """
 
 from __future__ import annotations
