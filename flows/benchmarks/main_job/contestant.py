@@ -18,6 +18,8 @@ from torch import nn
 
 from stowage.flows.api.fit import fit
 from stowage.flows.benchmarks.child_process import serve
+from stowage.flows.benchmarks.remat.names import MEMORY_BUDGET
+from stowage.flows.benchmarks.remat.peers import compiled
 from stowage.flows.planning.step import processor_s
 from stowage.stages.device.heap import keep_freed_memory
 from stowage.stages.ir.command import Parser
@@ -29,20 +31,35 @@ from stowage.stages.workload.configured import configured_optimizer, configured_
 from stowage.stages.workload.data import batch_at
 from stowage.stages.workload.models import vocabulary_size
 
+OTHERS = ("eager", "gradient_checkpointing", MEMORY_BUDGET)
+"""Methods that are not Stowage's."""
+
 
 class Eager:
-    """Plain PyTorch, with or without the model's own gradient checkpointing."""
+    """Plain PyTorch, with or without one thing switched on that saves memory."""
 
-    def __init__(self, model: nn.Module, make_optimizer: Any, *, checkpointing: bool) -> None:
-        if checkpointing:
-            model.gradient_checkpointing_enable()  # type: ignore[operator]
+    def __init__(self, model: nn.Module, make_optimizer: Any) -> None:
         self.model = model
+        self.called: Any = model
         self.optimizer = make_optimizer(list(model.parameters()))
+
+    def checkpoint(self) -> None:
+        """Switch on the model's own gradient checkpointing."""
+        self.model.gradient_checkpointing_enable()  # type: ignore[operator]
+
+    def compile(self, memory_budget: float, batch: Any) -> None:
+        """Compile the model within an activation memory budget of PyTorch's."""
+        self.called, _ = compiled(
+            self.model, memory_budget, lambda model: torch.autograd.backward(self._loss(model, batch))
+        )
+
+    def _loss(self, model: Any, batch: Any) -> torch.Tensor:
+        return loss_of(call_model(model, batch), batch, None)
 
     def __call__(self, batch: Any) -> torch.Tensor:
         """Run one iteration: zero_grad, forward, backward, step."""
         self.optimizer.zero_grad()
-        loss = loss_of(call_model(self.model, batch), batch, None)
+        loss = self._loss(self.called, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         return loss.detach()
@@ -69,8 +86,14 @@ def set_up(request: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
     keep_freed_memory()  # plain PyTorch gets the same setting as plans
     torch.manual_seed(settings.train.seed)
     method = request["method"]
-    if method in ("eager", "gradient_checkpointing"):
-        return Eager(model, make, checkpointing=method != "eager"), batches, {}
+    if method in OTHERS:
+        plain = Eager(model, make)
+        if method == "gradient_checkpointing":
+            plain.checkpoint()
+        elif method == MEMORY_BUDGET:
+            plain.compile(request["setting"], batches(0))
+            torch.manual_seed(settings.train.seed)
+        return plain, batches, {}
     start, used = time.perf_counter(), processor_s()
     step = fit(
         model,

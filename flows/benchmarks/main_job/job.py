@@ -17,6 +17,7 @@ from rich.progress import track
 
 from stowage.flows.benchmarks.child_process import Served
 from stowage.flows.benchmarks.markdown import markdown
+from stowage.flows.benchmarks.remat.names import MEMORY_BUDGET
 from stowage.flows.benchmarks.results import OUT
 from stowage.flows.pipeline.prefect_imports import flow
 from stowage.flows.pipeline.project import find_root
@@ -25,6 +26,9 @@ from stowage.stages.ir.files import write_atomically
 from stowage.stages.ir.table import write_rows
 from stowage.stages.report.frames import frame_of
 from stowage.stages.settings.load import read_parameters
+
+MEMORY_BUDGETS = (0.5, 0.2)
+"""Values of PyTorch's `activation_memory_budget`; 1 keeps what its partitioner keeps."""
 
 COLUMNS = (
     "",
@@ -122,7 +126,8 @@ class Contestant(Served):
 def benchmark(rounds: int = 7, cold: bool = False, root: Path | None = None) -> list[BenchmarkRow]:
     """Measure the main job of `params.yaml` at several budgets.
 
-    The budgets are 50% and 65% of plain PyTorch's peak, and the peak of gradient checkpointing.
+    The budgets are 50% and 65% of plain PyTorch's peak, and the peak of gradient checkpointing. Beside them is PyTorch
+    compiled with some activation memory budgets of its own, whose losses may differ.
 
     Args:
         rounds: timed steps of each contestant.
@@ -138,9 +143,9 @@ def benchmark(rounds: int = 7, cold: bool = False, root: Path | None = None) -> 
     with tempfile.TemporaryDirectory() as empty:
         store = empty if cold else str(folder / ".stowage")
 
-        def enter(name: str, method: str, budget: int | None = None) -> Contestant:
-            request = {"params": params, "method": method, "store": store}
-            contestant = Contestant(name, request | ({"budget": budget} if budget else {}), folder)
+        def enter(name: str, method: str, **more: Any) -> Contestant:
+            request = {"params": params, "method": method, "store": store, **more}
+            contestant = Contestant(name, request, folder)
             contestants.append(contestant)
             contestant.step(timed=False)
             contestant.measure()
@@ -149,9 +154,11 @@ def benchmark(rounds: int = 7, cold: bool = False, root: Path | None = None) -> 
         try:
             eager = enter("plain PyTorch", "eager")
             checkpointing = enter("gradient checkpointing", "gradient_checkpointing")
-            enter("Stowage at 50%", "auto", int(0.50 * eager.peak_bytes))
-            enter("Stowage at 65%", "auto", int(0.65 * eager.peak_bytes))
-            enter("Stowage at checkpointing's peak", "auto", checkpointing.peak_bytes)
+            for setting in MEMORY_BUDGETS:
+                enter(f"{MEMORY_BUDGET} {setting}", MEMORY_BUDGET, setting=setting)
+            enter("Stowage at 50%", "auto", budget=int(0.50 * eager.peak_bytes))
+            enter("Stowage at 65%", "auto", budget=int(0.65 * eager.peak_bytes))
+            enter("Stowage at checkpointing's peak", "auto", budget=checkpointing.peak_bytes)
             for _ in track(range(rounds), description="rounds"):
                 for contestant in contestants:
                     contestant.step(timed=True)

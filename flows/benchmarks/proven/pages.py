@@ -51,9 +51,10 @@ OTHERS = Section(
     "proven_others",
     "Everybody, over the same bound",
     "Rotor's and Chen's plans are by Stowage's own implementations and predicted as ours are. The points of "
-    "`torch.utils.checkpoint` and of PyTorch's `activation_memory_budget` are those that the remat benchmark has "
-    "measured: their overhead over plain PyTorch on top of the predicted time of keeping everything, within their "
-    "measured peak; a few percent of that are the machine's.",
+    "`torch.utils.checkpoint` and of PyTorch's `activation_memory_budget` are those that the benchmarks of "
+    "rematerialization and of the main job have measured: their overhead over plain PyTorch on top of the predicted "
+    "time of keeping everything, within their measured peak; a few percent of that are the machine's. Where a cell of "
+    "Rotor or Chen is empty, their rule has no plan within the budget.",
     PROVEN,
     (
         text("model", "model"),

@@ -7,6 +7,7 @@ on.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -84,20 +85,33 @@ def make_peer(name: str, case: RematCase, setting: float = 1.0) -> Peer:
 
 
 def _compiled(case: RematCase, setting: float) -> Peer:
-    """Compile a model with the first backend whose program runs."""
+    return Peer(case, *compiled(case.model, setting, lambda model: Peer(case, model)(case.batch)))
+
+
+def compiled(model: nn.Module, setting: float, iterate: Callable[[Any], object]) -> tuple[Any, str]:
+    """Compile a model within PyTorch's activation memory budget.
+
+    Args:
+        model: the model.
+        setting: the budget, between 0 and 1.
+        iterate: runs one iteration of what it is given.
+
+    Returns:
+        The compiled model, and the name of the first backend whose program runs.
+    """
     from torch._functorch import config
 
     config.activation_memory_budget = setting
     failure: Exception | None = None
     for backend in BACKENDS:
         torch._dynamo.reset()
-        peer = Peer(case, torch.compile(case.model, backend=backend, dynamic=False), backend)
+        found = torch.compile(model, backend=backend, dynamic=False)
         try:
-            peer(case.batch)
+            iterate(found)
         except Exception as error:  # a compiler may raise anything
             failure = failure or error
             continue
-        return peer
+        return found, backend
     assert failure is not None
     raise failure
 

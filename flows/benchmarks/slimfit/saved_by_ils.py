@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -69,15 +69,7 @@ def saved_by_ils(
     ready = ReadyStep(trace_step(made, batch, optimizer=optimizer), (made, optimizer, batch))
     count, parameters = len(ready.units), dict(made.named_parameters())
     for rate in rates:
-        policy, dynamics = Ils(rate), Dynamics([unit.name for unit in ready.units], 0)
-        predicted, measured = list[int](), list[int]()
-        for iteration in range(iterations):
-            chosen = set(policy.choose(iteration, dynamics.all()))
-            mask = mask_of(ready.units, chosen)
-            before = weights_of(ready.units, chosen, parameters)
-            measured.append(ready.measured(mask, another(batch, iteration)))
-            predicted.append(ready.saved.under(mask))
-            dynamics.moved(distances_of(before, parameters, "l1"))
+        predicted, measured = steps_of_ils(ready, parameters, batch, rate, iterations)
         said(f"{model.label}: {iterations} steps of ILS at {rate:.0%}")
         yield Chosen(
             model.label,
@@ -90,3 +82,27 @@ def saved_by_ils(
             max(abs(m - p) / p for m, p in zip(measured, predicted, strict=True)),
             *(ready.saved.under(choose(ready.saved, count, active_count(count, rate))) for choose in (worst, last)),
         )
+
+
+def steps_of_ils(
+    ready: ReadyStep, parameters: Mapping[str, torch.nn.Parameter], batch: Any, rate: float, iterations: int
+) -> tuple[list[int], list[int]]:
+    """Take steps with the units that ILS chooses, and return the bytes that forward saves, predicted and measured.
+
+    Args:
+        ready: the step.
+        parameters: the model's, by name.
+        batch: a batch; each step has another one like it.
+        rate: the freezing rate.
+        iterations: the number of steps.
+    """
+    policy, dynamics = Ils(rate), Dynamics([unit.name for unit in ready.units], 0)
+    predicted, measured = list[int](), list[int]()
+    for iteration in range(iterations):
+        chosen = set(policy.choose(iteration, dynamics.all()))
+        mask = mask_of(ready.units, chosen)
+        before = weights_of(ready.units, chosen, parameters)
+        measured.append(ready.measured(mask, another(batch, iteration)))
+        predicted.append(ready.saved.under(mask))
+        dynamics.moved(distances_of(before, parameters, "l1"))
+    return predicted, measured

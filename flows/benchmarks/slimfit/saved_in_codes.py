@@ -1,22 +1,28 @@
 """Measures what forward saves where most of a model is frozen and what backward reads is kept in codes: SlimFit whole.
 
-The classes of tensors are chosen within the default limit of the gradient's error, and of the choices that there are
-the one is taken under which the worst mask saves least. Everything else is kept, as without codes.
+The classes of tensors are chosen within a limit of the gradient's error, and of the choices that there are the one is
+taken under which the worst mask saves least. Everything else is kept, as without codes. With freezing, errors are those
+of the units for which they are largest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
+from statistics import fmean
 from typing import Any
 
 import torch
 
 from stowage.flows.benchmarks.slimfit.models import Frozen, another
-from stowage.flows.benchmarks.slimfit.saved import kept_plan, saved_bytes, saved_of_trace, worst
+from stowage.flows.benchmarks.slimfit.saved import MASKS, ReadyStep, kept_plan, saved_bytes, worst
+from stowage.flows.benchmarks.slimfit.saved_by_ils import LEARNING_RATE, steps_of_ils
+from stowage.stages.freezing.errors import errors_under_masks
 from stowage.stages.freezing.policies import active_count
+from stowage.stages.freezing.units import units_of
 from stowage.stages.ir.costs import Cost
-from stowage.stages.ir.lossy import GradientError, Lossy
+from stowage.stages.ir.lossy import MAX_GRADIENT_ERROR, GradientError, Lossy
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.variant import PLAIN
 from stowage.stages.rewrite import rewritten
@@ -30,6 +36,15 @@ RATE = 0.9
 KINDS = ("fixed8", "fixed8_unit", "fixed4", "int8", "int8_group", "int4_group", "relu1bit", "gelu2bit", "top10")
 """The paper's kinds of codes, and those that spare as much at a smaller error: each takes a backward for each class."""
 
+LIMITS = (MAX_GRADIENT_ERROR, 0.5)
+"""What the gradient may change by: the default, and so much that hardly anything is kept as it is.
+
+The paper has no limit: it looks at the accuracy in the end.
+"""
+
+ILS_STEPS = 24
+"""Steps of ILS whose units' mean is told."""
+
 NEITHER, FREEZING, CODES, BOTH = "neither", "freezing", "codes", "freezing and codes"
 
 
@@ -42,11 +57,12 @@ class SavedInCodes:
         units: kind and number of units.
         techniques: `neither`, `freezing`, `codes`, or both.
         rate: the freezing rate.
-        mask: see `Saved`.
+        mask: see `Saved`; or `ILS`, the mean over steps with the units that it chose.
         predicted_bytes, measured_bytes: in memory between forward and backward, beside what is there between steps.
         scaled_gb: the measured bytes at the paper's batch, in GB; 0 without one.
         paper_gb: what the paper reports of it; 0 where it does not.
-        error: the most that the gradient may change by, as was predicted.
+        limit: what the gradient may change by; 0 without codes.
+        error: the most that it may change by, as was predicted of what was chosen.
         kept: kind and class of what is kept in codes.
     """
 
@@ -59,6 +75,7 @@ class SavedInCodes:
     measured_bytes: int
     scaled_gb: float = 0.0
     paper_gb: float = 0.0
+    limit: float = 0.0
     error: float = 0.0
     kept: tuple[str, ...] = ()
 
@@ -66,7 +83,8 @@ class SavedInCodes:
 def saved_in_codes(
     model: Frozen,
     rate: float = RATE,
-    lossy: Lossy | None = None,
+    kinds: Sequence[str] = (),
+    limits: Sequence[float] = LIMITS,
     batches: int = 0,
     said: Callable[[str], None] = lambda text: None,
     **smaller: Any,
@@ -76,30 +94,73 @@ def saved_in_codes(
     Args:
         model: one of `MODELS`.
         rate: the freezing rate.
-        lossy: the leave; by default `KINDS` within the default limit.
+        kinds: kinds of codes that are allowed; by default `KINDS`, or those that the model has.
+        limits: what the gradient may change by.
         batches: samples on which errors are measured; by default as many as the model has.
         said: receives what is going on.
         smaller: changes the model's configuration.
     """
     made, batch = model.make(model.batch, **smaller)
-    optimizer = torch.optim.SGD(made.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(made.parameters(), lr=LEARNING_RATE)
+    live, parameters = (made, optimizer, batch), dict(made.named_parameters())
     trace = trace_step(made, batch, optimizer=optimizer)
-    lossy = lossy or Lossy(model.kinds or KINDS)
-    errors = _errors(model, lossy, batches or model.measured, said, smaller)
-    kinds = allowed(lossy.kinds, freezes=True)
-    for share, techniques in ((0.0, (NEITHER, CODES)), (rate, (FREEZING, BOTH))):
-        names = choices(trace, _alike(trace, kinds), errors, lossy, share)
-        variant = min(names, key=lambda name: _worst_bytes(trace, name, share), default=PLAIN)
-        for technique, name in zip(techniques, (PLAIN, variant), strict=True):
+    kinds = kinds or model.kinds or KINDS
+    forms = allowed(kinds, freezes=True)
+    measured = _errors(model, forms, batches or model.measured, said, smaller)
+    alike = _alike(trace, forms)
+    for share in (0.0, rate):
+        errors, found = _while_freezing(measured, trace, share) if share else measured, {0.0: PLAIN}
+        for limit in limits:
+            names = choices(trace, alike, errors, Lossy(kinds, limit), share)
+            found[limit] = min(names, key=lambda name: _worst_bytes(trace, name, share), default=PLAIN)
+        for limit, name in found.items():
             kept, error = described(trace, name, errors)
-            for row in saved_of_trace(model, rewritten(trace, name), (made, optimizer, batch), [share]):
-                paper = model.paper_gb[technique == BOTH] if technique in (NEITHER, BOTH) else 0.0
-                known = {key: value for key, value in asdict(row).items() if key != "rate"}
-                yield SavedInCodes(**known, techniques=technique, rate=share, paper_gb=paper, error=error, kept=kept)
+            ready = ReadyStep(rewritten(trace, name), live)
+            row = partial(
+                SavedInCodes,
+                model.label,
+                f"{len(ready.units)} of saving",
+                _techniques(share, limit),
+                share,
+                paper_gb=_paper_gb(model, share, limit),
+                limit=limit,
+                error=error,
+                kept=kept,
+            )
+            for mask, predicted, seen in _masks(ready, parameters, batch, share):
+                scaled = round(seen * model.paper_batch / model.batch / 1e9, 2)
+                yield row(mask=mask, predicted_bytes=predicted, measured_bytes=seen, scaled_gb=scaled)
+            said(f"{model.label}: {_techniques(share, limit)} within {limit:.0%}")
+
+
+def _techniques(rate: float, limit: float) -> str:
+    return (BOTH if limit else FREEZING) if rate else (CODES if limit else NEITHER)
+
+
+def _paper_gb(model: Frozen, rate: float, limit: float) -> float:
+    return {NEITHER: model.paper_gb[0], BOTH: model.paper_gb[1]}.get(_techniques(rate, limit), 0.0)
+
+
+def _masks(
+    ready: ReadyStep, parameters: Mapping[str, torch.nn.Parameter], batch: Any, rate: float
+) -> Iterator[tuple[str, int, int]]:
+    """Yield masks with what they save, predicted and measured; where nothing is frozen there is but one."""
+    count = len(ready.units)
+    for name, choose in MASKS.items() if rate else (("all", worst),):
+        mask = choose(ready.saved, count, active_count(count, rate))
+        yield name, ready.saved.under(mask), ready.measured(mask, batch)
+    if rate:
+        predicted, measured = steps_of_ils(ready, parameters, batch, rate, ILS_STEPS)
+        yield "ILS", round(fmean(predicted)), round(fmean(measured))
+
+
+def _while_freezing(errors: Sequence[GradientError], trace: TraceTables, rate: float) -> list[GradientError]:
+    units = units_of(trace, "saving")
+    return errors_under_masks(errors, units, active_count(len(units), rate))
 
 
 def _errors(
-    model: Frozen, lossy: Lossy, batches: int, said: Callable[[str], None], smaller: Mapping[str, Any]
+    model: Frozen, kinds: Sequence[str], batches: int, said: Callable[[str], None], smaller: Mapping[str, Any]
 ) -> list[GradientError]:
     """Measure what each kind of codes does to the gradient, sample by sample.
 
@@ -113,7 +174,7 @@ def _errors(
         if done % 50 == 0:
             said(f"{model.label}: {done} of {total} backwards to measure errors")
 
-    return gradient_errors(trace, allowed(lossy.kinds, freezes=True), measured, progress=progress)
+    return gradient_errors(trace, kinds, measured, progress=progress)
 
 
 def _alike(trace: TraceTables, kinds: Sequence[str]) -> dict[str, Cost]:

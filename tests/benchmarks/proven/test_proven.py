@@ -31,6 +31,22 @@ def test_points_of_others_are_read_from_the_page_of_the_remat_benchmark(tmp_path
     ]
 
 
+def test_points_of_the_main_job_are_its_own_benchmarks(tmp_path: Path) -> None:
+    rows = [
+        {"contestant": "plain PyTorch", "peak_bytes": 9, "time_ratio": 1.0},
+        {"contestant": "gradient checkpointing", "peak_bytes": 5, "time_ratio": 1.25},
+        {"contestant": "activation_memory_budget 0.5", "peak_bytes": 7, "time_ratio": 1.5},
+        {"contestant": "Stowage at 50%", "peak_bytes": 4, "time_ratio": 1.125},
+    ]
+    write_measurement(tmp_path, measured_now("main_job", "by hand", rows))
+    assert measured_points(tmp_path) == {
+        "main job": [
+            MeasuredPoint("torch.utils.checkpoint", 5, 0.25),
+            MeasuredPoint("activation_memory_budget", 7, 0.5),
+        ]
+    }
+
+
 @pytest.mark.long
 def test_cells_are_kept_one_by_one_and_make_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, pages = tmp_path / "out", _pages(tmp_path / "measured")
