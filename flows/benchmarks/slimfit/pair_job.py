@@ -224,7 +224,6 @@ class PairJob:
 
         What neither recomputes nor offloads takes the least memory. What recomputes gets half of what that has in
         memory during the step beside what is there between steps, and what offloads half of what is there between.
-        All techniques at once get a byte less than the least that there is an exact plan for.
         """
         found = self.least(NO_BUDGET, method="keep_all")
         recomputes = "recompute" in self.techniques
@@ -237,11 +236,6 @@ class PairJob:
         more: dict[str, Any] = {}
         if offloads:
             more = {"method": "auto" if recomputes else "offmate", "offload": Offload(self.folder)}
-        if self.techniques.issuperset(TECHNIQUES):
-            try:
-                self.planned(NO_BUDGET, codes=False, **more)
-            except Infeasible as refused:
-                budget = refused.smallest_feasible_bytes - 1
         return self.least(budget, **more)
 
     def least(self, budget_bytes: int, **more: Any) -> TrainingStep:
