@@ -184,15 +184,13 @@ class PairJob:
             found: nn.Module = get_peft_model(model, adapters)
         return found.train()
 
-    def leave(self, *, codes: bool = True) -> dict[str, Any]:
-        """Return the arguments of `fit` that allow the techniques, but for budget and method, and codes where asked."""
+    def leave(self) -> dict[str, Any]:
+        """Return the arguments of `fit` that allow the techniques, but for budget and method."""
         found: dict[str, Any] = {"accumulate": self.micro_batches}
         if self.sharded:
             found["group"] = dist.group.WORLD
         if "freeze" in self.techniques:
             found["freeze"] = Freeze(RATE, policy=self.masks)
-        if not codes:
-            return found
         pruned = [PRUNED] if "prune" in self.techniques else []
         if "quantise" in self.techniques:
             found["lossy"] = Lossy([*self.size.quantised, *pruned])
@@ -200,8 +198,8 @@ class PairJob:
             found["lossy"] = Lossy(pruned, PRUNING_ERROR)
         return found
 
-    def planned(self, budget_bytes: int, *, codes: bool = True, **more: Any) -> TrainingStep:
-        """Plan the step within a budget, with or without leave for codes."""
+    def planned(self, budget_bytes: int, **more: Any) -> TrainingStep:
+        """Plan the step within a budget."""
         model = self.model()
         trained = [p for p in model.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=1e-4)
@@ -215,7 +213,7 @@ class PairJob:
                 quick=True,
                 check="never",
                 say=lambda text: None,
-                **self.leave(codes=codes),
+                **self.leave(),
                 **more,
             )
 
