@@ -220,10 +220,10 @@ PAIRS = Section(
     "beside DistributedDataParallel's. What each plan really does is told: *computed again*, in an update; most that "
     "is *offloaded*; parameters *updated by the CPU*; and how many tensors are *in codes*. A technique that may be "
     "used need not be: where computing again is faster than codes, it is what the plan does. Peaks are those with the "
-    "most demanding units training. Updates are timed in turns with plain PyTorch's, all samples at once; medians. *Paper*: memory and "
-    "seconds an epoch of GPT-2 on WikiText-2, where SlimFit is what freezes, quantises and prunes. That ranks train "
-    "the same numbers with codes, and with freezing, as DistributedDataParallel does with these, is tested by "
-    "`tests/sharding/test_codes_on_ranks.py` and `tests/sharding/test_freezing_on_ranks.py`.",
+    "most demanding units training. Updates are timed in turns with plain PyTorch's, all samples at once; medians. "
+    "*Paper*: memory and seconds an epoch of GPT-2 on WikiText-2, where SlimFit is what freezes, quantises and prunes. "
+    "That ranks train the same numbers with codes, and with freezing, as DistributedDataParallel does with these, is "
+    "tested by `tests/sharding/test_codes_on_ranks.py` and `tests/sharding/test_freezing_on_ranks.py`.",
     f"{SLIMFIT} --parts pairs",
     (
         Column("techniques", "techniques", lambda x: x or "plain training"),
