@@ -122,19 +122,25 @@ class Planner:
             sizes = (
                 [known] if known is not None else bucket_sizes(rates, self.ranks.count, largest_block_bytes(self.model))
             )
+            refused: Exception | None = None
             with ExitStack() as stack:
                 if self.lossy is not None and live is not None:
                     # Rank 0 measures on whole parameters, which all ranks make together.
                     live = _held(stack.enter_context(live()))
-                (found, self._buckets[micro_batch]), nbytes, said, freezable = self.ranks.from_first(
-                    lambda: (
-                        plan_by_buckets(plan, micro_batch, sizes, max(NEAR, (effort or self.effort).rules_suffice)),
-                        self.budget.nbytes,
-                        self.budget.said,
-                        self.freeze.found if self.freeze is not None else None,
-                    ),
-                    "the plan of rank 0",
-                )
+                try:
+                    (found, self._buckets[micro_batch]), nbytes, said, freezable = self.ranks.from_first(
+                        lambda: (
+                            plan_by_buckets(plan, micro_batch, sizes, max(NEAR, (effort or self.effort).rules_suffice)),
+                            self.budget.nbytes,
+                            self.budget.said,
+                            self.freeze.found if self.freeze is not None else None,
+                        ),
+                        "the plan of rank 0",
+                    )
+                except Exception as error:  # all ranks have it, and cut their parameters again alike
+                    refused = error
+            if refused is not None:
+                raise refused
             self.budget.adopt(nbytes, said)
             if self.freeze is not None:
                 self.freeze.adopt(freezable)
