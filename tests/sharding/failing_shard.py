@@ -1,4 +1,4 @@
-"""Train a model that `shard` has sharded, until one rank is killed or hangs.
+"""Train a model that `shard` has sharded, until one rank is killed or hangs, and save on the way as PyTorch does.
 
 `python -m tests.sharding.failing_shard FOLDER TIMEOUT HOW AT WHERE` on each rank; see `failing`.
 """
@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from stowage import shard
 from stowage.stages.runtime.fsdp.gloo import GlooAllGather, GlooReduceScatter
@@ -23,7 +25,7 @@ from tests.sharding.ended import failing_rank
 from tests.sharding.failing import Failing
 from tests.sharding.ranks import say
 
-STEPS = 5
+STEPS, EVERY = 5, 2
 
 COLLECTIVES: dict[str, tuple[type, str]] = {
     "scatter": (GlooReduceScatter, "reduce"),
@@ -52,43 +54,70 @@ class Layers(nn.Module):
         return self.last(hidden)
 
 
+def save(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path, iteration: int) -> None:
+    weights, states = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optimizer": states}, checkpoint_id=folder / f"checkpoint-{iteration}")
+    if dist.get_rank() == 0:
+        (folder / "iteration").write_text(str(iteration))
+
+
+def resumed(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> int:
+    """Go on from what was saved last, and return the iteration that is the next."""
+    if not (folder / "iteration").exists():
+        return 0
+    iteration = int((folder / "iteration").read_text())
+    weights, states = get_state_dict(model, optimizer)
+    found = {"model": weights, "optimizer": states}
+    dcp.load(found, checkpoint_id=folder / f"checkpoint-{iteration}")
+    set_state_dict(model, optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"])
+    return iteration
+
+
 def main(folder: Path, timeout_s: float, how: str, at: int, where: str) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     rank, ranks = dist.get_rank(), dist.get_world_size()
     group = dist.new_group(timeout=timedelta(seconds=timeout_s)) if timeout_s else None
-    model, batch = Layers(), {"x": torch.randn(8, 6, generator=torch.Generator().manual_seed(rank))}
+    model = Layers()
+
+    def batch_at(i: int) -> dict[str, torch.Tensor]:
+        return {"x": torch.randn(8, 6, generator=torch.Generator().manual_seed(10 * i + rank))}
+
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
     def loss_of(outputs: torch.Tensor, _batch: Any) -> torch.Tensor:
         return outputs.square().mean()
 
+    choices = state_of("device, reshard")
     shard(
-        model, batch, optimizer, device_budget="1GiB", loss=loss_of, group=group, choices=state_of("device, reshard"),
+        model, batch_at(0), optimizer, device_budget="1GiB", loss=loss_of, group=group, choices=choices,
         cache_dir=folder,
     )  # fmt: skip
     failing = Failing(how, at)
     if rank == failing_rank(where, ranks):
         failing.install(*COLLECTIVES[where])
 
-    def step() -> float:
+    def step(i: int) -> float:
+        batch = batch_at(i)
         loss = loss_of(model(**batch), batch)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         return loss.item()
 
-    for i in range(STEPS):
+    for i in range(resumed(model, optimizer, folder), STEPS):
         failing.iteration = i
         try:
-            say({"iteration": i, "loss": step()})
+            say({"iteration": i, "loss": step(i)})
         except Exception as error:
             again = ""
             try:
-                step()
+                step(i)
             except Exception as second:
                 again = f"{type(second).__name__}: {second}"
             say({"error": type(error).__name__, "text": str(error), "at": time.time(), "again": again})
             raise
+        if (i + 1) % EVERY == 0:
+            save(model, optimizer, folder, i + 1)
     dist.destroy_process_group()
 
 

@@ -1,4 +1,7 @@
-"""Under `shard`, too, a rank that is killed or hangs ends the others, with a sentence that names what they wait for."""
+"""Under `shard`, too, a rank that is killed or hangs ends the others, with a sentence that names what they wait for.
+
+All can be started again, and go on from their last checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import pytest
 
 from tests.matrix import some
 from tests.sharding.ended import AT, END_S, event, failing_rank, run
+from tests.sharding.failing_shard import EVERY, STEPS
 
 MODULE = "tests.sharding.failing_shard"
 AGAIN = "start all ranks again and go on from your last checkpoint."
@@ -33,6 +37,17 @@ def test_a_killed_rank_ends_the_others_with_one_sentence(where: str, tmp_path: P
     assert "\n" not in text
     assert first.error["again"] == f"RankError: {text}"
     assert sorted(first.losses) == list(range(AT))
+
+
+def test_a_restart_resumes_with_the_losses_of_an_uninterrupted_run(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", "goes on", module=MODULE)
+    before = run(tmp_path / "run", "killed", module=MODULE)
+    after = run(tmp_path / "run", "goes on", module=MODULE)
+    assert [rank.code for rank in (*whole, *after)] == [0] * 4, after[0].text[-3000:]
+    for uninterrupted, first, second in zip(whole, before, after, strict=True):
+        assert sorted(first.losses) == list(range(AT))
+        assert sorted(second.losses) == list(range(AT // EVERY * EVERY, STEPS))
+        assert first.losses | second.losses == uninterrupted.losses
 
 
 @pytest.mark.parametrize("where", some(list(NAMES), keep=["gather"]))

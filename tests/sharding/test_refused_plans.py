@@ -1,4 +1,4 @@
-"""Ranks whose plan is refused go on together: with leave for codes, too, where all of them have made parameters whole."""
+"""Ranks whose plan is refused go on together: with leave for codes, too, where all have made parameters whole."""
 
 from __future__ import annotations
 

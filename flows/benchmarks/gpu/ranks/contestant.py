@@ -196,6 +196,7 @@ def planned(job: GpuJob, model: nn.Module, asked: dict[str, Any]) -> Contestant:
         group=dist.group.WORLD,
         quick=bool(asked["quick"]),
         cache_dir=_stores(asked),
+        check="never",  # the plan is timed without checks
         say=lambda text: None,
     )
     contents = step.contents()
