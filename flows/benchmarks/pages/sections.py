@@ -30,7 +30,8 @@ MAIN_JOB = Section(
     "medians over the rounds of one run. Peaks include parameters and optimizer states and come from the allocator's "
     "own events. *Planned in*: the first plan with nothing stored yet, the others with what it has stored; "
     "*recomputed* is the share of the activation bytes that is made more than once; "
-    "*same losses* compares every loss with plain PyTorch's, bit for bit.",
+    "*same losses* compares every loss with plain PyTorch's, bit for bit. *activation_memory_budget* is PyTorch's own "
+    "partitioner at two settings, with the backend of `torch.compile` that runs plain PyTorch's operators if it can.",
     COMMAND,
     (
         text("contestant", "byte-level GPT-2, 12 × 768, batch 4 × 256, AdamW"),
