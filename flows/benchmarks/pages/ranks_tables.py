@@ -11,8 +11,9 @@ RANKS = Section(
     "several_gpus",
     "",
     "Two ranks with gloo, one thread each, on a machine of two cores, which they share: GPT-2 of 6 layers × 384 in "
-    "float32 with dropout, batches of 4 × 128, AdamW; medians of 7 steps of one run, or of 7 steps "
-    "in each of three rounds, taken in turn, where quartiles stand beside them; planned with `quick`. "
+    "float32 with dropout, batches of 4 × 128, AdamW; medians of 7 steps of one run, or of 7 steps in "
+    "each of two rounds or three, in turn, where quartiles stand beside them; planned with `quick`, timed without "
+    "checks. "
     "FSDP2 shards block by block and lets weights go after forward, where nothing else is said. Each plan has a "
     "peak as its budget that was measured of another contestant. *Losses and weights* are compared with "
     "DistributedDataParallel's, bit for bit.",
