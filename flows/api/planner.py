@@ -25,7 +25,7 @@ from stowage.flows.planning.sizes import AtOnce, Sizes, everything_kept
 from stowage.flows.planning.step import plan_costed
 from stowage.stages.device.rates.collectives import CollectiveRates
 from stowage.stages.ir.costs import Cost, DeviceDescription
-from stowage.stages.ir.errors import TableError
+from stowage.stages.ir.errors import StowageError, TableError
 from stowage.stages.ir.lossy import GradientError, Lossy
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.optimizers import Bench, KnownOptimizer
@@ -122,7 +122,7 @@ class Planner:
             sizes = (
                 [known] if known is not None else bucket_sizes(rates, self.ranks.count, largest_block_bytes(self.model))
             )
-            refused: Exception | None = None
+            refused: StowageError | None = None
             with ExitStack() as stack:
                 if self.lossy is not None and live is not None:
                     # Rank 0 measures on whole parameters, which all ranks make together.
@@ -137,7 +137,7 @@ class Planner:
                         ),
                         "the plan of rank 0",
                     )
-                except Exception as error:  # all ranks have it, and cut their parameters again alike
+                except StowageError as error:  # all ranks have it, and cut their parameters again alike
                     refused = error
             if refused is not None:
                 raise refused

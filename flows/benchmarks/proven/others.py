@@ -15,7 +15,7 @@ from stowage.stages.ir.errors import MIB
 WHO = {"checkpoint": "torch.utils.checkpoint", "memory_budget": "activation_memory_budget"}
 """Column of the measured table -> whose points it has."""
 
-MAIN_JOBS = {"gradient checkpointing": WHO["checkpoint"], "activation_memory_budget": WHO["memory_budget"]}
+CONTESTANTS = {"gradient checkpointing": WHO["checkpoint"], "activation_memory_budget": WHO["memory_budget"]}
 """What a contestant's name in the main job's table begins with -> whose point it is."""
 
 _NUMBER = r"−?\d+(?:\.\d+)?"
@@ -55,7 +55,7 @@ def _rows(pages: Path, section: str) -> Sequence[Mapping[str, Any]]:
 
 def _main_job(pages: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for row in _rows(pages, "main_job"):
-        for begins, who in MAIN_JOBS.items():
+        for begins, who in CONTESTANTS.items():
             if row["contestant"].startswith(begins):
                 yield who, row
 

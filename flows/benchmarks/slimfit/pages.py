@@ -135,8 +135,9 @@ CODED = Section(
     "above; *ILS* is the mean of 24 steps with the units that it chose. *Paper*: its figure for the same model without "
     "and with SlimFit; with it, one of those that it has for the freezing rates that it chose, 80 to 95%, on real "
     "data, with the units that ILS chose there. A worst choice of units saves more than that: units all over the "
-    "model train, so that backward goes through all of it, and one of those that share an input is enough to keep it; "
-    "within 1%, values that many units read stay in 8 bits besides.",
+    "model train, so that backward goes through all of it, and one of those that share an input is enough to keep it. "
+    "Within 1%, fewer values may be in codes with freezing than without: the gradient of a few units changes by more "
+    "than that of all.",
     f"{SLIMFIT} --parts coded",
     (
         text("model", "model"),
