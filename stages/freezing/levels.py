@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from stowage.stages.freezing.outputs import without_unread
+from stowage.stages.freezing.outputs import omissible
 from stowage.stages.freezing.owners import Owners
 from stowage.stages.freezing.projection import Guarded
 from stowage.stages.ir.actions import STARTS
@@ -81,9 +81,14 @@ class _Levels:
         plan, node = self._plan, self._plan.nodes[step.node]
         own = Counter({guard: node.workspace_bytes})
         outputs = plan.guards.outputs[number]
-        made = set(without_unread(plan.trace, node, outputs, guard, 0).creates)
+        optional = {o.storage: o for o in omissible(plan.trace, node, outputs, guard)}
         for storage in node.creates:
-            self._take(storage, guard if storage in made else outputs[storage])
+            self._take(storage, optional[storage].guard if storage in optional else guard)
+        for (
+            left_out
+        ) in optional.values():  # where something is made before it, its bytes are there, or hidden workspace
+            own[joined(left_out.before, left_out.guard)] += self._size[left_out.storage]
+            own[left_out.guard] -= self._size[left_out.storage]
         if number in plan.taken:
             own[guard] -= self._size[plan.taken[number]]
         for one in plan.guards.stand_ins.get(number, ()):  # it is there, or something of its form is

@@ -40,11 +40,13 @@ class Omissible:
         output: its position among the results.
         storage: the storage that it is in.
         guard: the units for which it is read.
+        before: the units for which something is made before it, in the order of the results; see `omissible`.
     """
 
     output: int
     storage: int
     guard: int
+    before: int
 
 
 def optional_results(trace: TraceTables, call: Call, later: Mapping[int, int], guard: int) -> Iterator[Omissible]:
@@ -58,20 +60,38 @@ def optional_results(trace: TraceTables, call: Call, later: Mapping[int, int], g
     """
     if call.target not in FLAGGED:
         return
-    flags = json.loads(call.arguments)["args"][-1]
+    flags, before = json.loads(call.arguments)["args"][-1], 0
     for output, value in enumerate(call.returns):
         storage = trace.values[value].storage if value >= 0 else -1
         if storage in later and flags[output] is True and later[storage] != guard:
-            yield Omissible(output, storage, later[storage])
+            yield Omissible(output, storage, later[storage], before)
+        if flags[output] is True:
+            before = joined(before, later.get(storage, guard))
 
 
 def without_unread(
     trace: TraceTables, node: ComputeNode, later: Mapping[int, int], guard: int, mask: int
 ) -> ComputeNode:
     """Return a node without the results that are left out under a mask."""
-    calls: Sequence[Call] = [trace.calls[c] for c in node.calls]
-    out = {o.storage for c in calls for o in optional_results(trace, c, later, guard) if not o.guard & mask}
-    return replace(node, creates=tuple(s for s in node.creates if s not in out)) if out else node
+    out = {o.storage: o for o in omissible(trace, node, later, guard) if not o.guard & mask}
+    if not out:
+        return node
+    hidden = sum(trace.storages[o.storage].nbytes for o in out.values() if o.before & mask)
+    return replace(
+        node,
+        creates=tuple(s for s in node.creates if s not in out),
+        workspace_bytes=node.workspace_bytes + hidden,
+    )
+
+
+def omissible(trace: TraceTables, node: ComputeNode, later: Mapping[int, int], guard: int) -> list[Omissible]:
+    """Return the results of a node that are left out under some masks; see `optional_results`.
+
+    A kernel makes its results one after the other. The workspace for one is given back before the next is there, so the
+    measured peak, less all results, counts too little where the next is left out: by its bytes at most. These count as
+    workspace under masks for which something is made before it, and which leave it out.
+    """
+    return [o for c in node.calls for o in optional_results(trace, trace.calls[c], later, guard)]
 
 
 @dataclass(frozen=True)

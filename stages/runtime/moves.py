@@ -1,7 +1,8 @@
 """Measures how far parameters move in an update: the training dynamics of SlimFit.
 
-The weights before an update are copied for as long as it takes, so a plan counts as much workspace for it. Sums stay on
-the device until they are asked for, so that a GPU does not wait for the host in the middle of a step.
+The weights before an update are copied for as long as it takes, so a plan counts as much workspace for it. Sums leave
+the device at once, for they take bytes that no plan counts, but a GPU does not wait for the host in the middle of a
+step: they arrive before they are asked for.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ CHUNK = 1 << 16
 
 Add = Callable[[list[float]], list[float]]
 
+Sum = float | torch.Tensor
+"""A sum that is known, or one on its way to the host."""
+
 
 class Moves:
     """Measures the moves of the parameters that are in units.
@@ -32,7 +36,7 @@ class Moves:
         self._units = units
         self._watched = {name for unit in units for name in unit.parameters}
         self.relative = relative
-        self._sums: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._sums: dict[str, tuple[Sum, Sum]] = {}
 
     def watches(self, name: str) -> bool:
         """Return whether a parameter is in a unit."""
@@ -49,10 +53,11 @@ class Moves:
     def measured(self, name: str, old: torch.Tensor, new: torch.Tensor) -> None:
         """Take in an update; `old` is used up."""
         if self.relative:
-            self._sums[name] = _quotients(old.reshape(-1), new.reshape(-1))
+            moved, weight = _quotients(old.reshape(-1), new.reshape(-1))
         else:
             weight = torch.linalg.vector_norm(old, 1)
-            self._sums[name] = torch.linalg.vector_norm(old.sub_(new), 1), weight
+            moved = torch.linalg.vector_norm(old.sub_(new), 1)
+        self._sums[name] = _to_host(moved), _to_host(weight)
 
     def take(self, over_all: Add = list) -> dict[str, float]:
         """Return the distance of each unit that was updated since the last call.
@@ -62,6 +67,8 @@ class Moves:
         """
         updated: list[str] = []
         sums: list[float] = []
+        if any(isinstance(part, torch.Tensor) for pair in self._sums.values() for part in pair):
+            torch.accelerator.synchronize()
         for unit in self._units:
             own = [self._sums[name] for name in unit.parameters if name in self._sums]
             if own:
@@ -73,6 +80,11 @@ class Moves:
             name: above / below if below else float("inf" if above else "nan")
             for name, above, below in zip(updated, pairs, pairs, strict=True)
         }
+
+
+def _to_host(number: torch.Tensor) -> Sum:
+    """Return a number, or start its copy to pinned memory."""
+    return float(number) if number.device.type == "cpu" else number.to("cpu", non_blocking=True)
 
 
 def _quotients(old: torch.Tensor, new: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,6 +9,7 @@ from torch import nn
 
 from stowage.flows import Freeze, fit
 from stowage.flows.benchmarks.slimfit.saved import kept_plan, saved_bytes
+from stowage.stages.freezing.levels import levels_of
 from stowage.stages.ir.units import ALWAYS, bit
 from stowage.stages.trace import trace_step
 from tests.freezing.beside import Given, assert_equal_to_plain, assert_worst_measured
@@ -45,6 +46,26 @@ def test_it_is_saved_under_the_weights_guard_alone() -> None:
     one_bytes = 4 * 8 * SIZE * SIZE * 4
     assert saved.under(ALWAYS | first | third) - saved.under(ALWAYS | first) == one_bytes
     assert len([one for own in plan.guards.stand_ins.values() for one in own]) == 3
+
+
+def test_results_that_are_left_out_may_hide_workspace() -> None:
+    """The gradient of the input is made before that of the weight: workspace that this hides counts without it."""
+    model = Convolutions()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan, _, _ = kept_plan(trace_step(model, (batch(),), loss=lambda value, _: value, optimizer=optimizer))
+    names = [unit.parameters[0] for unit in plan.units]
+    first = ALWAYS | bit(names.index("layers.0.weight"))
+    levels = {level.row: level for level in levels_of(plan)}
+    judged = {row.peak_bytes for row in plan.under(first).replay().rows}
+    backward = [
+        n
+        for n, step in enumerate(plan.steps)
+        if step.kind == "compute" and "convolution_backward" in plan.nodes[step.node].name
+    ]
+    for row, layer in zip(backward, (3, 2, 1), strict=False):
+        weight = bit(names.index(f"layers.{layer}.weight"))
+        assert levels[row].under(first) == levels[row].under(first | weight)
+        assert levels[row].under(first) in judged
 
 
 def test_training_equals_plain_and_the_peak_is_as_predicted(fit_stores: Path) -> None:

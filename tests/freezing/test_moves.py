@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from stowage.stages.device import device_of
 from stowage.stages.ir.units import Unit
 from stowage.stages.runtime.moves import CHUNK, Moves
 
@@ -43,3 +44,15 @@ def test_zeros() -> None:
     nothing = {"b.weight": torch.zeros(2)}
     assert moved(False, nothing, new) == {"b": math.inf}
     assert math.isnan(moved(False, nothing, nothing)["b"])
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_nothing_stays_on_the_device(relative: bool) -> None:
+    """A plan counts no bytes for what is known of an update once it is over."""
+    moves, old, new = Moves(UNITS, relative), torch.ones(100), torch.full((100,), 2.0)
+    moves.measured("a.weight", old.clone(), new)
+    used_up = old.clone()
+    measured = device_of("cpu").measure(lambda: moves.measured("b.weight", used_up, new))
+    assert measured.peak_bytes > 0
+    assert measured.end_bytes == 0
+    assert moves.take() == {"a": 1.0, "b": 1.0}
