@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from stowage.stages.device import Device
+from stowage.stages.ir.by_training import BY_TRAINING
 from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.operators import OPAQUE
 from stowage.stages.ir.trace import Call, TraceTables
@@ -83,6 +84,8 @@ def measure_call(call: Call, trace: TraceTables, device: Device, kind: str) -> A
             outputs = outputs_of(result, tensors_in(args, kwargs)) if is_compared(call) else None
             del result
             alone = replace(measured(partial(operator, *args, **kwargs), device), outputs=outputs)
+            if call.target in BY_TRAINING:
+                alone = _either_way(alone, measured(partial(operator, *args[:-1], not args[-1], **kwargs), device))
             return _without(alone, sum(o.nbytes for o, v in zip(outputs or (), call.returns) if o and v < 0))
         except NotImplementedError as problem:
             raise TableError(f"The call {call.target} of the trace does not run on this device: {problem}.") from None
@@ -90,6 +93,12 @@ def measure_call(call: Call, trace: TraceTables, device: Device, kind: str) -> A
             raise_if_failed(problem, call.target)
             error = error or problem
     raise MadeUpError(str(error))
+
+
+def _either_way(alone: Alone, other: Alone) -> Alone:
+    """Return the memory of an operator that computes in one of two ways, by what trains: the most of both."""
+    peak_bytes = max(one.output_bytes + one.workspace_bytes for one in (alone, other))
+    return replace(alone, workspace_bytes=peak_bytes - alone.output_bytes)
 
 
 def _without(alone: Alone, nbytes: int) -> Alone:
