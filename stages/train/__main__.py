@@ -17,7 +17,8 @@ from stowage.stages.device.heap import keep_freed_memory, trim
 from stowage.stages.device.tiers import open_tier
 from stowage.stages.inputs import TRAIN, added_inputs, imported_files, listed_inputs, look_in_src, mend, require_listed
 from stowage.stages.inputs.origin import ORIGIN, require_origin
-from stowage.stages.ir.command import STORE, run_stage
+from stowage.stages.ir.command import ARTIFACTS, STORE, run_stage
+from stowage.stages.ir.lossy import ERRORS, GradientError
 from stowage.stages.ir.plan import PlanSummary, Slot
 from stowage.stages.ir.source import file_name
 from stowage.stages.ir.table import read_record, read_rows
@@ -37,6 +38,7 @@ from stowage.stages.train.plan_files import (
     CODEGEN,
     SOLVE,
     check_device,
+    check_errors,
     check_leave,
     frozen_training,
     planned_freezing,
@@ -104,6 +106,9 @@ def train(settings: Settings, rank: Rank) -> None:
     require_origin(ORIGIN, root, settings, summary.configuration_hash)
     check_device(summary, settings.trace.device)
     check_leave(summary, settings)
+    if settings.lossy.leave is not None:
+        recorded = TraceTables.load(ARTIFACTS / "trace")
+        check_errors(summary, recorded, read_rows(ARTIFACTS / "trace" / ERRORS, GradientError))
     planned_way = planned_step(summary)
     trace = planned_way.trace
     source, manifest = read_source(summary)

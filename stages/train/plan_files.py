@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from stowage.stages.device import device_of
@@ -11,10 +12,12 @@ from stowage.stages.ir.command import ARTIFACTS
 from stowage.stages.ir.errors import PlanMismatchError, TableError
 from stowage.stages.ir.freezable import FreezeChoice
 from stowage.stages.ir.graph import Block, ComputeNode
+from stowage.stages.ir.lossy import GradientError
 from stowage.stages.ir.plan import Manifest, PlanSummary
 from stowage.stages.ir.table import read_record, read_rows
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.rewrite import Way, kinds_of, stored_variant
+from stowage.stages.rewrite.lossy import described
 from stowage.stages.runtime.sharding.ranks import Ranks
 from stowage.stages.settings import Settings
 from stowage.stages.train.frozen import FrozenTraining
@@ -89,6 +92,22 @@ def check_leave(summary: PlanSummary, settings: Settings) -> None:
             f"Plan {summary.plan_hash} may change gradients by {summary.gradient_error:.3%}, and "
             f"lossy.max_gradient_error allows {leave.max_gradient_error:.3%}: raise it, or run `dvc repro` for a plan "
             "within it."
+        )
+
+
+def check_errors(summary: PlanSummary, recorded: TraceTables, errors: Iterable[GradientError]) -> None:
+    """Refuse a plan that says of itself that it changes gradients by less than what was measured for its codes.
+
+    Args:
+        summary: the plan's summary.
+        recorded: the step as it was recorded.
+        errors: what was measured.
+    """
+    measured = described(recorded, summary.variant, errors)[1]
+    if measured > summary.gradient_error * (1 + ROUNDING):
+        raise PlanMismatchError(
+            f"Plan {summary.plan_hash} states that it changes gradients by {summary.gradient_error:.3%} at most, and "
+            f"by what was measured for its codes it is {measured:.3%}: run `dvc repro`."
         )
 
 

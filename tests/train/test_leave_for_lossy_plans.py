@@ -9,11 +9,16 @@ import pytest
 from stowage.flows.planning.by_rules import blank_summary
 from stowage.stages.codegen.header import header
 from stowage.stages.ir.errors import ParameterError, PlanMismatchError
-from stowage.stages.ir.lossy import Lossy
+from stowage.stages.ir.lossy import GradientError, Lossy
 from stowage.stages.ir.trace import TraceMeta
+from stowage.stages.ir.variant import VariantName
 from stowage.stages.report.facts import gather, headline
+from stowage.stages.rewrite.lossy import Classes
+from stowage.stages.rewrite.lossy import saved as saved_module
 from stowage.stages.settings import Settings, parse_settings
-from stowage.stages.train.plan_files import check_leave
+from stowage.stages.trace import trace_step
+from stowage.stages.train.plan_files import check_errors, check_leave
+from tests.zoo import ZOO
 
 KEPT = ("int8: h.*.mlp addmm", "bf16: h.* add")
 LOSSY = replace(blank_summary(), plan_hash="abc", exact=False, lossy=KEPT, gradient_error=0.0042)
@@ -56,6 +61,21 @@ def test_the_name_of_the_variant_counts_whatever_the_summary_says() -> None:
     check_leave(ALTERED, settings(kinds=["int8", "relu1bit"]))
     for name in ("plain", "packed[0-2]", "packed+long_lived", "relu1bit[0-3]"):
         check_leave(replace(ALTERED, variant=name), settings())
+
+
+def test_what_was_measured_counts_whatever_the_summary_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saved_module, "SMALLEST", 64)
+    model, batch, loss = ZOO["gpt2"]()
+    trace = trace_step(model, batch, loss=loss)
+    (kind, name), ((site, _), *_) = next(iter(Classes(trace).members(["int8"]).items()))
+    plan = replace(LOSSY, variant=VariantName.at({kind: [site]}).text)
+    measured = [GradientError(kind, name, 0.0042**2), GradientError("bf16", name, 0.5)]
+    check_errors(plan, trace, measured)
+    with pytest.raises(PlanMismatchError, match=r"Plan abc states .* by 0.100% at most, .* measured .* is 0.420%"):
+        check_errors(replace(plan, gradient_error=0.001), trace, measured)
+    with pytest.raises(PlanMismatchError, match="measured"):
+        check_errors(plan, trace, [])
+    check_errors(replace(plan, variant="packed", gradient_error=0.0), trace, [])
 
 
 def test_leave_in_params_yaml() -> None:
