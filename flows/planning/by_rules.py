@@ -22,6 +22,7 @@ from stowage.stages.ir.machine import EVERYTHING_ON_DEVICE, Link, TierState
 from stowage.stages.ir.plan import PlanSummary, Slot
 from stowage.stages.ir.step import Step
 from stowage.stages.ir.trace import TraceTables
+from stowage.stages.ir.units import Unit
 from stowage.stages.ir.updates import left_behind, pinned, taken_gradients
 from stowage.stages.partition.fold import fold
 from stowage.stages.runtime.bind import bind
@@ -68,6 +69,7 @@ class Rules:
 
     Attributes:
         trace: the tables.
+        units: groups of parameters that a step may freeze.
         nodes: nodes with costs; without measured ones each call takes `CALL_S` and no workspace.
         spent: gradients that wait from the micro-batch before, and that an update takes.
         keep: storages that outlive the iteration though they may be freed.
@@ -76,7 +78,12 @@ class Rules:
     """
 
     def __init__(
-        self, trace: TraceTables, costs: Mapping[str, Cost] | None = None, *, movable_bytes: int = MOVABLE_BYTES
+        self,
+        trace: TraceTables,
+        costs: Mapping[str, Cost] | None = None,
+        *,
+        movable_bytes: int = MOVABLE_BYTES,
+        units: Sequence[Unit] = (),
     ) -> None:
         """Make the nodes.
 
@@ -84,8 +91,10 @@ class Rules:
             trace: the tables.
             costs: costs of calls, by signature.
             movable_bytes: see `MOVABLE_BYTES`.
+            units: groups of parameters that a step may freeze.
         """
         self.trace = trace
+        self.units = list(units)
         known = costs or {c.signature: Cost(c.signature, "", CALL_S, 0, 0, 1, "measured") for c in trace.calls}
         order = sorted(fold(trace, known).nodes, key=lambda n: (n.phase == "update", n.node))
         self.nodes: list[ComputeNode] = [dataclasses.replace(n, node=i) for i, n in enumerate(order)]
@@ -160,7 +169,7 @@ class Rules:
 
     def source_of(self, plan: RulePlan) -> str:
         """Generate the code, if the referee agrees."""
-        return emit_step(self.trace, self.nodes, self.judge(plan).rows, blank_summary(), plan.slots)
+        return emit_step(self.trace, self.nodes, self.judge(plan).rows, blank_summary(), plan.slots, self.units)
 
     def program(
         self, plan: RulePlan, model: nn.Module, optimizer: torch.optim.Optimizer | None, offloading: Offloading | None
@@ -168,13 +177,15 @@ class Rules:
         """Generate the code, and bind it to a model."""
         found = self.executable(plan)
         known, path = found.manifest.source_hash, str(found.path)
-        return bind(found.source, known, path, self.trace, model, optimizer, plan.slots, offloading)
+        names = [unit.name for unit in self.units]
+        return bind(found.source, known, path, self.trace, model, optimizer, plan.slots, offloading, units=names)
 
     def executable(self, plan: RulePlan) -> ExecutablePlan:
         """Generate the code, for an executor to bind."""
         source = self.source_of(plan)
         manifest = manifest_of(source, "by rules", "")
-        return ExecutablePlan(source, manifest, Path(f"by_rules_{manifest.source_hash[:8]}.py"), self.trace, plan.slots)
+        path = Path(f"by_rules_{manifest.source_hash[:8]}.py")
+        return ExecutablePlan(source, manifest, path, self.trace, plan.slots, units=self.units)
 
     def with_frees(self, executions: Sequence[int]) -> list[Step]:
         """Return nodes in this order, and free each copy of a temporary storage after its last use."""

@@ -55,7 +55,7 @@ def _plainly(case: Case, steps: int) -> Trained:
     optimizer = case.optimizer(model.parameters())
     torch.manual_seed(SEED)
     losses = [plain_step(case, model, optimizer, batches) for _ in range(steps)]
-    return _trained(case, [loss for step in losses for loss in step], model, optimizer)
+    return came_to(case, [loss for step in losses for loss in step], model, optimizer)
 
 
 def plain_step(case: Case, model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[Any]) -> list[float]:
@@ -138,7 +138,7 @@ class Planned:
         """What it has come to."""
         if self.offloading is not None:
             self.offloading.fetch_all()
-        return _trained(self.case, losses, self.model, self.optimizer)
+        return came_to(self.case, losses, self.model, self.optimizer)
 
 
 def planned(case: Case, schedule: Schedule, tier: Tier | None = None, steps: int = STEPS) -> Trained:
@@ -149,7 +149,7 @@ def planned(case: Case, schedule: Schedule, tier: Tier | None = None, steps: int
     return found
 
 
-def _trained(case: Case, losses: list[float], model: nn.Module, optimizer: torch.optim.Optimizer) -> Trained:
+def came_to(case: Case, losses: list[float], model: nn.Module, optimizer: torch.optim.Optimizer) -> Trained:
     tensors = {n: t.detach() for n, t in [*model.named_parameters(), *model.named_buffers()]}
     names = {p: n for n, p in model.named_parameters()}
     for parameter, state in optimizer.state.items():
