@@ -74,4 +74,15 @@ def facts_of(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[
         "list of parameters": "\n".join(parameters),
         "list of buffers": "\n".join(buffers),
         "optimizer": optimizer_text(optimizer, names) if optimizer is not None else "none",
+        "list of optimizer states": "\n".join(_states_of(optimizer, names)) if optimizer is not None else "",
     }
+
+
+def _states_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[str]:
+    """Return a line for each tensor that an optimizer keeps already."""
+    return sorted(
+        f"{names.get(id(parameter), '?')}::{key} {tuple(state.shape)} {str(state.dtype).removeprefix('torch.')}"
+        for parameter, states in optimizer.state.items()
+        for key, state in states.items()
+        if isinstance(state, torch.Tensor)
+    )

@@ -32,9 +32,10 @@ from stowage.stages.runtime.fsdp.buffers import share_buffers
 from stowage.stages.runtime.fsdp.optimizer import check_states, give_shards
 from stowage.stages.runtime.fsdp.ranks import all_succeed, begin_alike, from_first, same_weights
 from stowage.stages.runtime.fsdp.trainers import tell_transformers
+from stowage.stages.runtime.fsdp.trial import why_not_as_dtensors
 from stowage.stages.runtime.fsdp.untouched import untouched
-from stowage.stages.runtime.sharding.ranks import Ranks
-from stowage.stages.settings.sizes import resolve_budget
+from stowage.stages.runtime.sharding.ranks import Ranks, own_group
+from stowage.stages.settings.sizes import parse_bytes
 from stowage.stages.workload import batch_signature
 from stowage.stages.workload.calls import Loss, Objective
 
@@ -128,8 +129,8 @@ def shard(
 
     begin_alike(describe, lambda: _check(model, optimizer, names), here.ranks)
     stores = stores_folder(cache_dir)
-    budget = resolve_budget(device_budget, 0, "device_budget")
-    host = host_memory() if host_budget is None else resolve_budget(host_budget, 0, "host_budget")
+    budget = parse_bytes(device_budget, "device_budget")
+    host = host_memory() if host_budget is None else parse_bytes(host_budget, "host_budget")
     ahead = prefetch if prefetch is not None else int(here.device.type != "cpu")
     machine = parallel_machine(
         target_device(here.device, stores),
@@ -181,6 +182,7 @@ def shard(
             if optimizer is not None:
                 give_shards(optimizer, names, model)
 
+        all_succeed(lambda: _check_steps(optimizer, over), ranks)
         with same_weights(model, ranks), untouched(model, optimizer):
             all_succeed(work, ranks)
         if broadcast_buffers and ranks.count > 1:
@@ -200,6 +202,12 @@ def _check(model: nn.Module, optimizer: torch.optim.Optimizer | None, names: dic
                 f"Parameter {name} is a single number without dimensions, which fully_shard cannot cut: give it the "
                 "shape (1,)."
             )
+        if not parameter.is_contiguous():
+            raise ParameterError(
+                f"Parameter {name} of shape {tuple(parameter.shape)} lies in memory with strides {parameter.stride()}, "
+                "and fully_shard cuts only what lies in order: make it contiguous (for a whole model "
+                "`model.to(memory_format=torch.contiguous_format)`), or train with fit and group."
+            )
     if optimizer is None:
         return
     check_states(optimizer, names)
@@ -207,6 +215,14 @@ def _check(model: nn.Module, optimizer: torch.optim.Optimizer | None, names: dic
         raise ParameterError(
             f"{type(optimizer).__name__} cannot update shards as it updates whole parameters: {reason}. Take one that "
             "goes element by element, such as AdamW, SGD or Lion."
+        )
+
+
+def _check_steps(optimizer: torch.optim.Optimizer | None, mesh: DeviceMesh) -> None:
+    if optimizer is not None and (reason := why_not_as_dtensors(optimizer, mesh)):
+        raise ParameterError(
+            f"{type(optimizer).__name__} cannot step the shards that fully_shard makes ({reason}): take another "
+            "optimizer, such as AdamW, SGD or Lion, or train with fit and group."
         )
 
 
@@ -245,7 +261,7 @@ class _Here:
             return _Here(Ranks(mesh.get_group(), AGAIN), mesh, _here(mesh.device_type))
         if group is None and not (dist.is_available() and dist.is_initialized()):
             return _Here(None, None, _here(kind))
-        group = group or dist.distributed_c10d._get_default_group()
+        group = own_group(group) if group is not None else dist.distributed_c10d._get_default_group()
         if "nccl" in dist.get_backend(group) and torch.cuda.is_available():
             kind = "cuda"
         return _Here(Ranks(group, AGAIN), DeviceMesh.from_group(group, kind), _here(kind))

@@ -20,7 +20,7 @@ is never stepped, and its class is never called.
 from stowage.stages.optimizers.bench import Bench
 from stowage.stages.optimizers.content import tensors_in
 from stowage.stages.optimizers.described import optimizer_text
-from stowage.stages.optimizers.elementwise import why_not_elementwise
+from stowage.stages.optimizers.elementwise import one_of_each_kind, why_not_elementwise
 from stowage.stages.optimizers.known import KnownOptimizer
 from stowage.stages.optimizers.shards import OnShards, on_shards
 from stowage.stages.optimizers.signature import OptimizerSignature, signature_of
@@ -42,6 +42,7 @@ __all__ = [
     "habits_of",
     "kept_states",
     "on_shards",
+    "one_of_each_kind",
     "optimizer_text",
     "signature_of",
     "step_alone",

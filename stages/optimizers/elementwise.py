@@ -29,7 +29,7 @@ def why_not_elementwise(optimizer: torch.optim.Optimizer) -> str:
     Raises:
         TraceError: the optimizer cannot be copied.
     """
-    originals = _one_of_each_kind(optimizer)
+    originals = one_of_each_kind(optimizer)
     with quiet():
         try:
             whole = _stepped(optimizer, originals, slice(None))
@@ -45,7 +45,8 @@ def why_not_elementwise(optimizer: torch.optim.Optimizer) -> str:
     return ""
 
 
-def _one_of_each_kind(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+def one_of_each_kind(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """Return a parameter of each group and number of dimensions."""
     found: dict[tuple[int, int], nn.Parameter] = {}
     for index, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:

@@ -76,6 +76,8 @@ class Groups:
         self.members: dict[str, list[str]] = {ROOT: []}
         for name in order:
             self.members.setdefault(self._home(name, readers, modules.owners), []).append(name)
+        self._candidates &= self.members.keys()  # a module under two names has no parameter of its own
+        self._found.clear()
         blocks = sorted((p for p in self.members if p != ROOT), key=lambda p: first.get(p, len(trace.calls)))
         self.order = [ROOT, *blocks]
         self.of_call = self._assign(trace, names_of)

@@ -36,7 +36,7 @@ COLLECTIVES: dict[str, tuple[type, str]] = {
 
 
 class Layers(nn.Module):
-    """Layers that are groups of their own, and a buffer."""
+    """Layers that are groups of their own, and buffers, which the loss depends on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,8 @@ class Layers(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         """Return one number for each row."""
-        hidden = self.norm(self.first(x))
+        first = self.first(x)
+        hidden = self.norm(first) + (first - self.norm.running_mean).tanh()
         for block in self.blocks:
             hidden = block(hidden)
         return self.last(hidden)
@@ -56,7 +57,8 @@ class Layers(nn.Module):
 
 def save(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path, iteration: int) -> None:
     weights, states = get_state_dict(model, optimizer)
-    dcp.save({"model": weights, "optimizer": states}, checkpoint_id=folder / f"checkpoint-{iteration}")
+    first = dcp.DefaultSavePlanner(dedup_save_to_lowest_rank=True)  # rank 0's buffers
+    dcp.save({"model": weights, "optimizer": states}, checkpoint_id=folder / f"checkpoint-{iteration}", planner=first)
     if dist.get_rank() == 0:
         (folder / "iteration").write_text(str(iteration))
 

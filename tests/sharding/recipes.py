@@ -53,6 +53,22 @@ def lion(parameters: Iterable[Any]) -> torch.optim.Optimizer:
     return Lion([p for p in parameters if p.requires_grad])
 
 
+def adagrad(parameters: Iterable[Any]) -> torch.optim.Optimizer:
+    """Adagrad of what trains, which has states when it is made."""
+    return torch.optim.Adagrad([p for p in parameters if p.requires_grad], lr=1e-2, initial_accumulator_value=0.1)
+
+
+def stepped(parameters: Iterable[Any]) -> torch.optim.Optimizer:
+    """AdamW that has stepped before."""
+    found = adamw(list(parameters))
+    with seeded(9):
+        for parameter in found.param_groups[0]["params"]:
+            parameter.grad = torch.randn_like(parameter)
+    found.step()
+    found.zero_grad(set_to_none=True)
+    return found
+
+
 def masters(parameters: Iterable[Any]) -> torch.optim.Optimizer:
     """AdamW of master copies in float32 of what trains."""
     return MasterWeights([p for p in parameters if p.requires_grad], torch.optim.AdamW, lr=1e-2)
@@ -244,4 +260,11 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "odd": odd,
     "wide": wide,
 }
-OPTIMIZERS: dict[str, MakeOptimizer] = {"adamw": adamw, "momentum": momentum, "lion": lion, "masters": masters}
+OPTIMIZERS: dict[str, MakeOptimizer] = {
+    "adamw": adamw,
+    "momentum": momentum,
+    "lion": lion,
+    "masters": masters,
+    "adagrad": adagrad,
+    "stepped": stepped,
+}

@@ -144,6 +144,55 @@ def test_a_number_without_dimensions_is_refused(fit_stores: Path) -> None:
         shard(Scaled(), {"x": torch.ones(3)}, None, device_budget="1GiB", cache_dir=fit_stores)
 
 
+def test_a_parameter_that_does_not_lie_in_order_is_refused(fit_stores: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU()).to(memory_format=torch.channels_last)
+    with pytest.raises(ParameterError, match=r"Parameter 0.weight of shape \(5, 3, 3, 3\) lies in memory with strides"):
+        shard(model, torch.ones(2, 3, 8, 8), None, device_budget="1GiB", cache_dir=fit_stores)
+
+
+@pytest.mark.parametrize("name", ["device_budget", "host_budget"])
+@pytest.mark.parametrize("budget", ["50%", "+5%", "smallest"])
+def test_budgets_are_sizes(name: str, budget: str, fit_stores: Path) -> None:
+    entry = ZOO["gpt2"]()
+    with pytest.raises(ParameterError, match=f"{name} is '.*', which is not a size"):
+        shard(entry[0], entry[1], None, cache_dir=fit_stores, **{"device_budget": "1GiB", name: budget})
+
+
+class Twice(nn.Module):
+    """One module under two names, and one that is in a list twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(8, 8)
+        self.second = self.first
+        layer = nn.Linear(8, 8)
+        self.layers = nn.ModuleList([layer, nn.Linear(8, 8), layer])
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.second(self.first(x).tanh())
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x.square().mean()
+
+
+def test_a_module_under_two_names_is_the_models_own(fit_stores: Path) -> None:
+    entry, plain = ((Twice(), {"x": torch.ones(4, 8)}, lambda loss, _: loss) for _ in range(2))
+    optimizer, other = adamw(entry[0]), adamw(plain[0])
+    plan = shard(
+        entry[0],
+        entry[1],
+        optimizer,
+        device_budget="1GiB",
+        loss=entry[2],
+        choices=state_of("device, reshard"),
+        cache_dir=fit_stores,
+    )
+    assert [group.modules for group in plan.groups] == [("",), ("layers.1",)]
+    assert train(entry[0], optimizer, entry, 3) == train(plain[0], other, plain, 3)
+    assert not differences(content(entry[0], optimizer), content(plain[0], other))
+
+
 def test_parameters_of_another_model_are_refused(fit_stores: Path) -> None:
     entry = ZOO["gpt2"]()
     optimizer = torch.optim.SGD([*entry[0].parameters(), nn.Parameter(torch.zeros(3))], lr=0.1)

@@ -37,8 +37,8 @@ def check_all(found: list[Compared]) -> None:
     ("name", "optimizer"),
     some(
         [("gpt2", "adamw"), ("t5", "adamw"), ("llama_lora", "momentum"), ("resnet", "momentum"), ("odd", "adamw"),
-         ("gpt2", "lion"), ("gpt2_bf16", "masters")],
-        keep=[("llama_lora", "momentum"), ("resnet", "momentum")],
+         ("gpt2", "lion"), ("gpt2_bf16", "masters"), ("odd", "adagrad"), ("odd", "stepped")],
+        keep=[("llama_lora", "momentum"), ("resnet", "momentum"), ("odd", "adagrad"), ("odd", "stepped")],
     ),
 )  # fmt: skip
 def test_two_ranks(name: str, optimizer: str, fit_stores: Path) -> None:

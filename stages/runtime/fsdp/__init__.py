@@ -7,6 +7,7 @@
 - `naming.py`: hands them to the groups.
 - `ranks.py`: what ranks tell each other before they shard.
 - `buffers.py`: the first rank's buffers for all, as DDP has them.
+- `trial.py`: whether an optimizer can step such shards.
 - `trainers.py`: tells libraries that wrap models that this one is sharded already.
 - `untouched.py`: leaves a model and an optimizer as they were if anything fails.
 """

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from stowage.stages.device import device_of
 from stowage.stages.device.rates.collectives import CollectiveRates, measure_collectives, start_gather
-from stowage.stages.ir.errors import RankError
+from stowage.stages.ir.errors import ParameterError, RankError
 from stowage.stages.runtime.sharding.failures import AGAIN, Failures
 from stowage.stages.runtime.sharding.rates import place_of, remember, remembered
 
@@ -242,6 +242,30 @@ class Ranks:
 
 
 def ranks_of(group: Any) -> Ranks | None:
-    """Return the processes of a group; None without one, or where there is one process only."""
-    ranks = Ranks(group) if group is not None else None
+    """Return the processes of a group; None without one, or where there is one process only.
+
+    Raises:
+        ParameterError: it is no process group, or this process is not in it.
+    """
+    ranks = Ranks(own_group(group)) if group is not None else None
     return ranks if ranks is not None and ranks.count > 1 else None
+
+
+def own_group(group: Any) -> dist.ProcessGroup:
+    """Return a process group that this process is in.
+
+    Raises:
+        ParameterError: it is none, or this process is not in it.
+    """
+    outside = group is dist.GroupMember.NON_GROUP_MEMBER
+    if not outside and not isinstance(group, dist.ProcessGroup):
+        raise ParameterError(
+            f"group is {ascii(group)[:60]}, which is no process group: pass torch.distributed.group.WORLD, or what "
+            "new_group returns."
+        )
+    if outside or dist.get_rank(group) < 0:
+        raise ParameterError(
+            "This process is not in group: call it on the ranks of the group alone, or leave group out to train here "
+            "by itself."
+        )
+    return group

@@ -41,7 +41,7 @@ class Sharding:
         """Learn the forms; nothing is cut or sent yet.
 
         Raises:
-            ParameterError: a parameter has a gradient, or the optimizer has states already.
+            ParameterError: a parameter has a gradient, or a state of the optimizer lies otherwise than its parameter.
         """
         self.ranks = ranks
         self._model = model
@@ -50,11 +50,14 @@ class Sharding:
         for name, parameter in self._parameters.items():
             if parameter.grad is not None:
                 raise ParameterError(f"Parameter '{name}' has a gradient: set it to None before its model is sharded.")
-        if optimizer is not None and optimizer.state:
-            raise ParameterError(
-                "The optimizer has states of whole parameters: pass one that has not stepped yet, and load its states "
-                "with step.load."
-            )
+        for name, parameter in self._parameters.items():
+            for key, state in self._states_of(parameter).items():
+                if tuple(state.shape) == tuple(parameter.shape) and state.stride() != parameter.stride():
+                    raise ParameterError(
+                        f"The optimizer's state '{key}' of parameter '{name}' lies otherwise in memory than the "
+                        "parameter, so that shards of both would not belong together: pass an optimizer that has not "
+                        "stepped yet."
+                    )
         self.forms: dict[str, ShardForm] = {}
         self._whole: dict[str, torch.Tensor] = {}
         for name, parameter in self._parameters.items():
@@ -86,13 +89,14 @@ class Sharding:
         return self._whole[name]
 
     def shard(self) -> None:
-        """Take rank 0's parameters and buffers, and keep a shard of each parameter."""
+        """Take rank 0's parameters, buffers and states, and keep a shard of each parameter and of its states."""
         if self._sharded:
             return
         for name, buffer in self._model.named_buffers():
             self.ranks.broadcast(buffer, f"buffer '{name}' of rank 0")
         for name, parameter in self._parameters.items():
             held = parameter.detach()
+            self._cut_states(name, parameter)
             if name in self.forms:
                 self.ranks.broadcast(memory_of(held), f"parameter '{name}' of rank 0")
                 self._shards[name] = self.cut(name, held)
@@ -104,6 +108,19 @@ class Sharding:
         guard_module(self._model, self._first_cut, DEALT_OUT)
         if self._optimizer is not None:
             guard_optimizer(self._optimizer, self._first_cut_state, DEALT_OUT)
+
+    def _states_of(self, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
+        """Return the tensors that the optimizer keeps of a parameter."""
+        found = self._optimizer.state.get(parameter, {}) if self._optimizer is not None else {}
+        return {key: state for key, state in found.items() if isinstance(state, torch.Tensor)}
+
+    def _cut_states(self, name: str, parameter: nn.Parameter) -> None:
+        """Take rank 0's states of a parameter, those that an optimizer makes when it is made, and keep shards."""
+        for key, state in self._states_of(parameter).items():
+            self.ranks.broadcast(memory_of(state), f"state '{key}' of parameter '{name}' of rank 0")
+            if name in self.forms and tuple(state.shape) == tuple(parameter.shape):
+                assert self._optimizer is not None
+                self._optimizer.state[parameter][key] = self.cut(name, state)
 
     def _first_cut(self, module: nn.Module) -> str | None:
         own = {id(p) for p in module.parameters() if isinstance(p, OffloadedTensor)}
