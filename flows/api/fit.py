@@ -87,6 +87,8 @@ def _make_step(
     lower = lower_tier_for(target, offload, device=device, method=choices.method)
     known = KnownOptimizer(optimizer) if optimizer is not None else None
     freezing = freezing_of(choices.freeze, optimizer)
+    if freezing is not None:
+        freezing.say = choices.say
     if ranks is not None:
         notice = run_together(ranks, model, optimizer, _settings(steps, choices))
         if notice:

@@ -16,7 +16,7 @@ from stowage.flows.api.frozen_steps import FrozenSteps
 from stowage.flows.api.interrupt import ends_in_one_line
 from stowage.flows.api.live.programs import set_numbers, with_live_numbers
 from stowage.flows.api.live.readings import Key, Live
-from stowage.flows.api.measured_batches import ONE_BATCH, measured_batches
+from stowage.flows.api.measured_batches import measured_batches
 from stowage.flows.api.micro_batches import bytes_of, micro_batch_of, place_text, with_gradient
 from stowage.flows.api.planner import Planner
 from stowage.flows.api.reasons import form_of, planned_text, tensors_text, why
@@ -331,9 +331,9 @@ class Programs:
     def _lent(self, batch: Any, outside: Outside) -> Iterator[list[StepTensors]]:
         """Lend the tensors that a step reads, all of them in memory, for each batch to measure codes on."""
         lossy = self._planner.lossy
-        batches = measured_batches(batch, lossy) if lossy is not None else [batch]
-        if len(batches) == 1 and not self._seen:
-            self._say(ONE_BATCH)
+        batches, notice = measured_batches(batch, lossy) if lossy is not None else ([batch], "")
+        if notice and not self._seen:
+            self._say(notice)
         with self.binding.lend(None):
             yield [StepTensors.of(self._model, each, outside) for each in batches]
 

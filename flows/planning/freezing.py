@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from stowage.stages.freezing.copies import costs_with_copies
@@ -25,13 +25,16 @@ class Freezing:
         rate: the freezing rate.
         policy: chooses what trains.
         measures: updates copy the weights before them, to measure how far they move.
+        say: is told what the user should know, one sentence each.
     """
 
     kind: UnitKind
     rate: float
     policy: Policy
     measures: bool = True
+    say: Callable[[str], None] = lambda text: None
     _found: Freezable | None = field(default=None, init=False)
+    _trained: frozenset[str] = field(default=frozenset(), init=False)
 
     @property
     def found(self) -> Freezable | None:
@@ -48,18 +51,26 @@ class Freezing:
         Raises:
             ParameterError: there are no units, or they are not those of another step of the model.
         """
+        trained = {g.parameter for g in trace.gradients if g.gradient_value >= 0}
         if self._found is None:
             units = units_of(trace, self.kind)
             if not units:
                 raise ParameterError("freeze finds nothing to freeze: no parameter of the model gets a gradient.")
-            active = min(len(units), max(0, most_active(self.policy, len(units), self.rate)))
-            self._found = Freezable(tuple(units), active)
-        trained = {g.parameter for g in trace.gradients if g.gradient_value >= 0}
+            self._found = Freezable(tuple(units), most_active(self.policy, len(units), self.rate))
+            self._trained = frozenset(trained)
         missing = [n for unit in self._found.units for n in unit.parameters if n not in trained]
         if missing:
             raise ParameterError(
                 f"freeze has units of the first step that was planned, and parameter '{missing[0]}' gets no gradient "
-                "in this one: freeze another kind of units, or let every batch train the same parameters."
+                "in this one: freeze another kind of units, let every batch train the same parameters, or call fit "
+                "again if requires_grad has changed."
+            )
+        if self._trained and (late := sorted(trained - self._trained)):
+            self._trained |= trained
+            self.say(
+                f"Parameter '{late[0]}' gets a gradient in this step and got none in the first one that was planned, "
+                "of which freeze has its units: it is in none of them and trains in every step; call fit again to "
+                "let it be frozen too."
             )
         return self._found
 

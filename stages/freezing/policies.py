@@ -8,6 +8,7 @@ that it never exceeds, by which memory is planned. None of them touches the rand
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -142,6 +143,22 @@ def policy_named(name: str, rate: float, seed: int, over: int = OVER) -> Policy:
 
 
 def most_active(policy: Policy, units: int, rate: float) -> int:
-    """Return the number of units that a policy never exceeds, as it says itself, else by the rate."""
-    says: Callable[[int], int] | None = getattr(policy, "most_active", None)
-    return says(units) if says is not None else active_count(units, rate)
+    """Return the number of units that a policy never exceeds, as it says itself, else by the rate.
+
+    Raises:
+        ParameterError: what it says is no whole number of at least 0.
+    """
+    says: Callable[[int], object] | None = getattr(policy, "most_active", None)
+    if says is None:
+        return active_count(units, rate)
+    said = says(units)
+    try:
+        most = -1 if isinstance(said, bool) else operator.index(said)  # type: ignore[arg-type]
+    except TypeError:
+        most = -1
+    if most < 0:
+        raise ParameterError(
+            f"The policy {type(policy).__name__} says {ascii(said)[:60]} of most_active({units}): return a whole "
+            f"number from 0 to {units}."
+        )
+    return min(most, units)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -35,8 +35,14 @@ KINDS: dict[str, str] = {
 MAX_GRADIENT_ERROR = 0.01
 """Default of `Lossy.max_gradient_error`."""
 
+NO_LIMIT = 1e30
+"""A limit for `Lossy.max_gradient_error` that nothing exceeds; larger ones, whose squares are no numbers, mean it."""
+
 MEASURED_BATCHES = 4
 """Most batches on which errors are measured."""
+
+LOOKED_AT = 64
+"""Most batches among which those are looked for."""
 
 
 ERRORS = "errors.parquet"
@@ -54,13 +60,13 @@ class Lossy:
             planning; errors of several classes are taken to be independent, so that their squares add up. A step that
             freezes has the gradients of what trains alone, and the limit holds whatever does. With 0 only kinds that
             change nothing are used.
-        batches: what it is measured on, the first four: more batches like the one that `fit` gets. With none it is
-            measured on that one.
+        batches: what it is measured on, the first four of the form of the one that `fit` gets, among the first
+            `LOOKED_AT`: a list or a loader. With none it is measured on that one.
     """
 
     kinds: tuple[str, ...] = tuple(KINDS)
     max_gradient_error: float = MAX_GRADIENT_ERROR
-    batches: tuple[Any, ...] = field(default=(), repr=False, compare=False)
+    batches: Iterable[Any] = field(default=(), repr=False, compare=False)
 
     def __init__(
         self,
@@ -71,20 +77,28 @@ class Lossy:
         """Check the attributes.
 
         Raises:
-            ParameterError: a kind is none of `KINDS`, or the limit is no number of at least 0.
+            ParameterError: a kind is none of `KINDS`, the limit is no number of at least 0, or batches are no list or
+                loader.
         """
-        wanted = tuple(KINDS) if kinds == "all" else (kinds,) if isinstance(kinds, str) else tuple(kinds)
+        wanted = (kinds,) if isinstance(kinds, str) or not isinstance(kinds, Iterable) else tuple(kinds)
         for kind in wanted:
-            if kind not in KINDS:
-                raise ParameterError(f"lossy has the kind {kind!r}: take some of {', '.join(KINDS)}, or 'all'.")
+            if not isinstance(kind, str) or (kind != "all" and kind not in KINDS):
+                raise ParameterError(
+                    f"lossy has the kind {ascii(kind)[:60]}: take some of {', '.join(KINDS)}, or 'all'."
+                )
         limit = max_gradient_error
         if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 <= limit < math.inf:
             raise ParameterError(
                 f"max_gradient_error of lossy is {limit!r}: give a number of at least 0, such as 0.01."
             )
-        object.__setattr__(self, "kinds", tuple(kind for kind in KINDS if kind in wanted))
-        object.__setattr__(self, "max_gradient_error", float(limit))
-        object.__setattr__(self, "batches", tuple(islice(batches, MEASURED_BATCHES)))
+        if isinstance(batches, (str, Mapping)) or hasattr(batches, "shape") or not isinstance(batches, Iterable):
+            raise ParameterError(
+                f"batches of lossy is of {type(batches).__name__}: give a list of batches, or a loader of them."
+            )
+        object.__setattr__(self, "kinds", tuple(kind for kind in KINDS if kind in wanted or "all" in wanted))
+        object.__setattr__(self, "max_gradient_error", float(min(limit, NO_LIMIT)))
+        once = isinstance(batches, Iterator)  # each program of a model measures on them
+        object.__setattr__(self, "batches", tuple(islice(batches, LOOKED_AT)) if once else batches)
 
 
 @dataclass(frozen=True)

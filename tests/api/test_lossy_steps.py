@@ -170,5 +170,5 @@ def test_errors_are_measured_on_the_batches_that_are_given(tmp_path: Path) -> No
     assert planned("one", Lossy("bf16")) == measured(batch)
     assert any("Lossy(batches=loader)" in text for text in notices)
     notices.clear()
-    assert planned("some", Lossy("bf16", batches=iter([others[1], wrong, *others[2:]]))) == measured(*others[1:4])
+    assert planned("some", Lossy("bf16", batches=iter([others[1], wrong, *others[2:]]))) == measured(*others[1:5])
     assert not any("Lossy(batches=loader)" in text for text in notices)

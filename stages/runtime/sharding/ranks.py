@@ -268,4 +268,5 @@ def own_group(group: Any) -> dist.ProcessGroup:
             "This process is not in group: call it on the ranks of the group alone, or leave group out to train here "
             "by itself."
         )
-    return group
+    found: dist.ProcessGroup = group
+    return found
