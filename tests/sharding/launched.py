@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from stowage import shard, stow
 from tests.sharding.beside_ddp import state_of, train
 from tests.sharding.in_trainer import trained
-from tests.sharding.stowed_trainer import logged, trainer_in
+from tests.sharding.stowed_trainer import gathers, logged, trainer_in
 from tests.zoo import ZOO
 
 
@@ -30,11 +30,7 @@ def stowed(stores: Path, folder: Path, ours: bool) -> dict[str, Any]:
     if ours:
         stow(trainer, device_budget="70%", quick=True, cache_dir=stores)
     trainer.train()
-    return {"losses": logged(trainer, "loss"), "gathers": ours and _gathers(trainer)}
-
-
-def _gathers(trainer: Any) -> bool:
-    return any(row.action == "gather" for row in trainer.stowage.step.planned.rows)
+    return {"losses": logged(trainer, "loss"), "gathers": ours and gathers(trainer)}
 
 
 def in_a_trainer(stores: Path, folder: Path, ours: bool) -> dict[str, Any]:
