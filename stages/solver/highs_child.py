@@ -14,9 +14,12 @@ import math
 import os
 import select
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 from stowage.stages.ir.command import Parser
+from stowage.stages.solver.highs_rounding import rounded
 
 IDLE_S = 5.0
 
@@ -46,6 +49,9 @@ def solve(folder: Path) -> None:
         model.setOptionValue(option, value)
     model.readModel(str(folder / "model.mps"))
     names = list(model.getLp().col_names_)
+    if request["choices"]:
+        (folder / "answer.json").write_text(json.dumps(_rounded(model, names, request)))
+        return
     start: dict[str, float] | None = request["start"]
     if start is not None:
         solution = highspy.HighsSolution()
@@ -64,6 +70,24 @@ def solve(folder: Path) -> None:
         "values": dict(zip(names, model.getSolution().col_value)) if found else {},
     }
     (folder / "answer.json").write_text(json.dumps(answer))
+
+
+def _rounded(model: Any, names: list[str], request: dict[str, Any]) -> dict[str, Any]:
+    """Return the answer of rounding, in the form of that of a solve."""
+    column = {name: i for i, name in enumerate(names)}
+    until_s = time.monotonic() + request["options"]["time_limit"]
+    choices = [[column[name] for name in choice] for choice in request["choices"]]
+    found = rounded(model, choices, request["kinds"], until_s)
+    near = found.values and found.objective - (found.bound or 0.0) <= request["options"]["mip_rel_gap"] * abs(
+        found.objective
+    )
+    return {
+        "optimal": bool(near),
+        "infeasible": False,
+        "objective": found.objective if found.values else None,
+        "bound": found.bound,
+        "values": dict(zip(names, found.values)),
+    }
 
 
 if __name__ == "__main__":

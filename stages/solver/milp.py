@@ -12,6 +12,8 @@ import math
 import re
 import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -25,7 +27,7 @@ from stowage.stages.solver.highs_process import solve_folder
 from stowage.stages.solver.lazy import LazyModule
 from stowage.stages.solver.outcome import SolverOutcome, SolverSettings, Status
 
-__all__ = ["MilpSolver", "highs_available", "milp_version", "pulp", "solve_milp"]
+__all__ = ["Choice", "MilpSolver", "highs_available", "milp_version", "pulp", "solve_milp"]
 
 
 def _load_pulp() -> ModuleType:
@@ -40,6 +42,19 @@ MilpSolver = Literal["highs", "cbc"]
 _GRACE_S = 60.0
 
 
+@dataclass(frozen=True)
+class Choice:
+    """Integer variables of which exactly one is 1.
+
+    Attributes:
+        variables: one for each option.
+        kind: a number, equal where the same options of two choices mean the same.
+    """
+
+    variables: Sequence[Any]
+    kind: int
+
+
 def solve_milp(
     problem: Any,
     settings: SolverSettings,
@@ -47,6 +62,7 @@ def solve_milp(
     solver: MilpSolver = "highs",
     warm_start: bool = False,
     interior_points: bool = False,
+    choices: Sequence[Choice] = (),
 ) -> SolverOutcome:
     """Minimise a `pulp.LpProblem`; the answer is left in its variables.
 
@@ -58,10 +74,12 @@ def solve_milp(
         solver: "highs" or "cbc".
         warm_start: take the variables' initial values (`setInitialValue`) as the first incumbent.
         interior_points: have HiGHS solve the first relaxation by interior points, not by the simplex method.
+        choices: the integer variables, where each is of a choice: have HiGHS round the relaxation choice by choice (see
+            `highs_rounding`), whose optimum is the bound, and do not search.
     """
     started = time.perf_counter()
     if solver == "highs" and highs_available():
-        status, objective, bound = _solve_highs(problem, settings, warm_start, interior_points)
+        status, objective, bound = _solve_highs(problem, settings, warm_start, interior_points, choices)
         name = milp_version("highs")
     else:
         status, objective, bound = _solve_cbc(problem, settings, warm_start)
@@ -88,7 +106,11 @@ def highs_available() -> bool:
 
 
 def _solve_highs(
-    problem: Any, settings: SolverSettings, warm_start: bool, interior_points: bool
+    problem: Any,
+    settings: SolverSettings,
+    warm_start: bool,
+    interior_points: bool,
+    choices: Sequence[Choice],
 ) -> tuple[Status, float, float]:
     request = {
         "options": {
@@ -101,6 +123,8 @@ def _solve_highs(
             "solver": "choose" if problem.isMIP() else "ipm",
             **({"mip_lp_solver": "ipm"} if interior_points and problem.isMIP() else {}),
         },
+        "choices": [[variable.name for variable in choice.variables] for choice in choices],
+        "kinds": [choice.kind for choice in choices],
         "start": {v.name: v.varValue or 0.0 for v in problem.variables()} if warm_start else None,
     }
     with tempfile.TemporaryDirectory(prefix="stowage-highs-") as name:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from stowage.stages.solver.milp import MilpSolver, solve_milp
+from stowage.stages.solver.milp import Choice, MilpSolver, solve_milp
 from stowage.stages.solver.outcome import SolverOutcome, SolverSettings
 
 
@@ -21,8 +22,9 @@ class Door:
         *,
         solver: MilpSolver = "highs",
         warm_start: bool = False,
-        interior_points: bool = False,
+        choices: Sequence[Choice] = (),
+        **how: Any,
     ) -> SolverOutcome:
-        if problem.isMIP():
+        if problem.isMIP() and not choices:  # which are rounded, and need no start
             self.starts.append(warm_start and problem.valid(1e-5))
-        return solve_milp(problem, settings, solver=solver, warm_start=warm_start, interior_points=interior_points)
+        return solve_milp(problem, settings, solver=solver, warm_start=warm_start, choices=choices, **how)
