@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stowage.stages.formulations.freezing.coverage import by_first_unit, quick_bound, solved_coverage
@@ -41,6 +41,7 @@ def systems(draw: st.DrawFn) -> tuple[int, int, list[MaskedBytes]]:
     return count, draw(st.integers(0, count)), [MaskedBytes(i, row) for i, row in enumerate(rows)]
 
 
+@example((5, 2, [MaskedBytes(0, {bit(1): 1, bit(1) | bit(4): -1})]))  # of several units, and all below 0
 @given(systems())
 @settings(max_examples=examples(60), deadline=None)
 def test_no_mask_takes_more(system: tuple[int, int, list[MaskedBytes]]) -> None:

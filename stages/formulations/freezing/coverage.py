@@ -65,19 +65,19 @@ def by_first_unit(by_guard: Mapping[int, int], count: int, k: int) -> Covered:
     for first in range(count):
         own = bit(first)
         above = ~(2 * own - 1)
-        taken, open_, single = always, 0, dict[int, int]()
+        taken, open_, single, mixed = always, 0, dict[int, int](), False
         for guard, nbytes in guards:
             rest = guard & above
             if guard & own:
                 taken += nbytes
             elif rest and not rest & (rest - 1):
                 single[rest] = single.get(rest, 0) + nbytes
-            elif rest:
-                open_ += max(0, nbytes)
+            elif rest:  # some are below 0, and count where a unit that is chosen is of them
+                open_, mixed = open_ + max(0, nbytes), True
         chosen = sorted((u for u in single if single[u] > 0), key=lambda u: (-single[u], u))[: k - 1]
         bound = max(bound, taken + sum(single[u] for u in chosen) + open_)
         mask = ALWAYS | own | sum(chosen)
-        found = sum(b for g, b in by_guard.items() if g & mask) if open_ else taken + sum(single[u] for u in chosen)
+        found = sum(b for g, b in by_guard.items() if g & mask) if mixed else taken + sum(single[u] for u in chosen)
         if found > best:
             best, best_mask = found, mask
     return Covered(best, best_mask, bound)
