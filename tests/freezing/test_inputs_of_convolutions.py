@@ -91,7 +91,7 @@ def test_training_equals_plain_and_the_peak_is_as_predicted(fit_stores: Path) ->
     assert "empty_strided" in step.planned.source
     assert_equal_to_plain(step, policy, plain, adamw(plain.parameters()), loss, [batch()], updates=6)
     assert_worst_measured(step, policy, batch(), near=False)
-    # Its workspace was measured with all results, and for some processors that of the weight's gradient is the most: then
-    # so much is too much where it is left out, the input in another order and the gradients themselves.
+    # Its workspace was measured with all results, and on some processors that of the weight's gradient is the most: the
+    # input in another order, and the gradients themselves, are then too much where it is left out.
     weight, one_input = 4 * (8 * 8 * 9 + 8), 4 * 4 * 8 * SIZE * SIZE
     assert step.plan.device_peak_bytes - step.measure(batch()).peak_bytes <= weight + one_input
