@@ -86,9 +86,7 @@ def _make_step(
         target = with_own_updates(target, optimizer if offload.host is not None else None, device, stores)
     lower = lower_tier_for(target, offload, device=device, method=choices.method)
     known = KnownOptimizer(optimizer) if optimizer is not None else None
-    freezing = freezing_of(choices.freeze, optimizer)
-    if freezing is not None:
-        freezing.say = choices.say
+    freezing = freezing_of(choices.freeze, optimizer, choices.say)
     if ranks is not None:
         notice = run_together(ranks, model, optimizer, _settings(steps, choices))
         if notice:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -95,8 +96,15 @@ def freeze_of(freeze: Any) -> Freeze | None:
     return freeze
 
 
-def freezing_of(freeze: Freeze | None, optimizer: torch.optim.Optimizer | None) -> Freezing | None:
+def freezing_of(
+    freeze: Freeze | None, optimizer: torch.optim.Optimizer | None, say: Callable[[str], None]
+) -> Freezing | None:
     """Return what planning needs to know of what is frozen; None where nothing is.
+
+    Args:
+        freeze: what the user asks for.
+        optimizer: of the model, if there is one.
+        say: is told what the user should know, one sentence each.
 
     Raises:
         ParameterError: there is no optimizer.
@@ -105,4 +113,4 @@ def freezing_of(freeze: Freeze | None, optimizer: torch.optim.Optimizer | None) 
         return None
     if optimizer is None:
         raise ParameterError("freeze leaves parameters out of updates, but there is no optimizer: pass one to fit.")
-    return freeze.freezing()
+    return replace(freeze.freezing(), say=say)

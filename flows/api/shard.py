@@ -182,7 +182,7 @@ def shard(
             if optimizer is not None:
                 give_shards(optimizer, names, model)
 
-        all_succeed(lambda: _check_steps(optimizer, over), ranks)
+        all_succeed(lambda: _check_cut(model, optimizer, over), ranks)
         with same_weights(model, ranks), untouched(model, optimizer):
             all_succeed(work, ranks)
         if broadcast_buffers and ranks.count > 1:
@@ -202,12 +202,6 @@ def _check(model: nn.Module, optimizer: torch.optim.Optimizer | None, names: dic
                 f"Parameter {name} is a single number without dimensions, which fully_shard cannot cut: give it the "
                 "shape (1,)."
             )
-        if not parameter.is_contiguous():
-            raise ParameterError(
-                f"Parameter {name} of shape {tuple(parameter.shape)} lies in memory with strides {parameter.stride()}, "
-                "and fully_shard cuts only what lies in order: make it contiguous (for a whole model "
-                "`model.to(memory_format=torch.contiguous_format)`), or train with fit and group."
-            )
     if optimizer is None:
         return
     check_states(optimizer, names)
@@ -218,7 +212,15 @@ def _check(model: nn.Module, optimizer: torch.optim.Optimizer | None, names: dic
         )
 
 
-def _check_steps(optimizer: torch.optim.Optimizer | None, mesh: DeviceMesh) -> None:
+def _check_cut(model: nn.Module, optimizer: torch.optim.Optimizer | None, mesh: DeviceMesh) -> None:
+    """Refuse what `fully_shard` cannot cut, or an optimizer cannot step then."""
+    for name, parameter in model.named_parameters():
+        if not parameter.is_contiguous():
+            raise ParameterError(
+                f"Parameter {name} of shape {tuple(parameter.shape)} lies in memory with strides {parameter.stride()}, "
+                "and fully_shard cuts only what lies in order: make it contiguous (for a whole model "
+                "`model.to(memory_format=torch.contiguous_format)`), or train with fit and group."
+            )
     if optimizer is not None and (reason := why_not_as_dtensors(optimizer, mesh)):
         raise ParameterError(
             f"{type(optimizer).__name__} cannot step the shards that fully_shard makes ({reason}): take another "

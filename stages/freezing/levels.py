@@ -84,9 +84,7 @@ class _Levels:
         optional = {o.storage: o for o in omissible(plan.trace, node, outputs, guard)}
         for storage in node.creates:
             self._take(storage, optional[storage].guard if storage in optional else guard)
-        for (
-            left_out
-        ) in optional.values():  # where something is made before it, its bytes are there, or hidden workspace
+        for left_out in optional.values():  # it is there, or hidden workspace, where something is made before it
             own[joined(left_out.before, left_out.guard)] += self._size[left_out.storage]
             own[left_out.guard] -= self._size[left_out.storage]
         if number in plan.taken:

@@ -78,11 +78,9 @@ def _rounded(model: Any, names: list[str], request: dict[str, Any]) -> dict[str,
     until_s = time.monotonic() + request["options"]["time_limit"]
     choices = [[column[name] for name in choice] for choice in request["choices"]]
     found = rounded(model, choices, request["kinds"], until_s)
-    near = found.values and found.objective - (found.bound or 0.0) <= request["options"]["mip_rel_gap"] * abs(
-        found.objective
-    )
+    gap = request["options"]["mip_rel_gap"] * abs(found.objective)
     return {
-        "optimal": bool(near),
+        "optimal": bool(found.values) and found.bound is not None and found.objective - found.bound <= gap,
         "infeasible": False,
         "objective": found.objective if found.values else None,
         "bound": found.bound,

@@ -144,10 +144,16 @@ def test_a_number_without_dimensions_is_refused(fit_stores: Path) -> None:
         shard(Scaled(), {"x": torch.ones(3)}, None, device_budget="1GiB", cache_dir=fit_stores)
 
 
-def test_a_parameter_that_does_not_lie_in_order_is_refused(fit_stores: Path) -> None:
-    model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU()).to(memory_format=torch.channels_last)
+def test_a_parameter_that_does_not_lie_in_order_is_refused_where_it_would_be_cut(fit_stores: Path) -> None:
+    model, batch = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU()), torch.ones(2, 3, 8, 8)
+    model.to(memory_format=torch.channels_last)
+    given: Any = {"device_budget": "1GiB", "loss": lambda outputs, _: outputs.sum(), "cache_dir": fit_stores}
+    assert shard(model, batch, adamw(model), **given).whole
     with pytest.raises(ParameterError, match=r"Parameter 0.weight of shape \(5, 3, 3, 3\) lies in memory with strides"):
-        shard(model, torch.ones(2, 3, 8, 8), None, device_budget="1GiB", cache_dir=fit_stores)
+        shard(model, batch, adamw(model), choices=state_of("host, reshard"), **given)
+    assert not dist.is_initialized()
+    assert [type(p) for p in model.parameters()] == [nn.Parameter] * 2
+    assert shard(model.to(memory_format=torch.contiguous_format), batch, adamw(model), **given).whole
 
 
 @pytest.mark.parametrize("name", ["device_budget", "host_budget"])

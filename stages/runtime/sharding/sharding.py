@@ -117,7 +117,10 @@ class Sharding:
     def _cut_states(self, name: str, parameter: nn.Parameter) -> None:
         """Take rank 0's states of a parameter, those that an optimizer makes when it is made, and keep shards."""
         for key, state in self._states_of(parameter).items():
-            self.ranks.broadcast(memory_of(state), f"state '{key}' of parameter '{name}' of rank 0")
+            own = memory_of(state)
+            sent = own.to(parameter.device)  # numbers of steps are in the host's memory, which NCCL does not reach
+            self.ranks.broadcast(sent, f"state '{key}' of parameter '{name}' of rank 0")
+            own.copy_(sent)
             if name in self.forms and tuple(state.shape) == tuple(parameter.shape):
                 assert self._optimizer is not None
                 self._optimizer.state[parameter][key] = self.cut(name, state)

@@ -126,6 +126,7 @@ class _Solve:
         mixed = whole is not None and whole.model.isMIP()
         short = whole is not None and mixed and self._is_short(whole)
         late = short or (mixed and self._settings.gap < SMALL_GAP)  # integers come after relaxations
+        rounds = late and not short and self._rounds()
         if whole is not None and not late:
             status = self._whole(whole)
             if status in ("infeasible", "optimal"):
@@ -136,11 +137,11 @@ class _Solve:
             return self._result(status)
         shares = [[value_of(v) for v in comp] for comp in relaxed.comp]
         if status != "unknown":
-            self._near(shares, most=1 if late and not short else None)
+            self._near(shares, most=1 if rounds else None)
         if whole is not None and short and status == "unknown":
             self._try(self._lean(), whole=False)  # with integers it would take longer still
         elif whole is not None and late and not (self._distance() <= NEAR_RELAXATION if short else self._is_good()):
-            if not short and self._by_choices(whole):
+            if rounds and self._by_choices(whole):
                 return self._result("optimal")
             status = self._whole(whole)
             if status == "infeasible":
@@ -161,12 +162,15 @@ class _Solve:
             self._try(self._lean(), whole=False)
         return self._try(whole, whole=True)
 
+    def _rounds(self) -> bool:
+        """Return whether a relaxation can be rounded block by block: options alone are integers, and HiGHS is there."""
+        return self._solver == "highs" and highs_available() and self._limits.batch is None
+
     def _by_choices(self, whole: OIlp) -> bool:
         """Round the relaxation block by block, and return whether that ends within the gap."""
-        if self._solver == "highs" and highs_available() and self._limits.batch is None:
-            kinds = {block: kind for kind, block in enumerate(self._problem.blocks)}
-            choices = [Choice(comp, kinds[b]) for comp, b in zip(whole.comp, self._problem.blocks)]
-            self._try(whole, whole=True, choices=choices)
+        kinds = {block: kind for kind, block in enumerate(self._problem.blocks)}
+        choices = [Choice(comp, kinds[b]) for comp, b in zip(whole.comp, self._problem.blocks)]
+        self._try(whole, whole=True, choices=choices)
         return self._is_good()
 
     def _near(self, shares: Sequence[Sequence[float]], most: int | None = None) -> None:
