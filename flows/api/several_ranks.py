@@ -83,6 +83,7 @@ def _states_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> li
     return sorted(
         f"{names.get(id(parameter), '?')}::{key} {tuple(state.shape)} {str(state.dtype).removeprefix('torch.')}"
         for parameter, states in optimizer.state.items()
+        if isinstance(states, dict)  # an optimizer of one's own may keep a counter there
         for key, state in states.items()
         if isinstance(state, torch.Tensor)
     )

@@ -278,3 +278,20 @@ def test_loss_and_forward_are_not_given_together(fit_stores: Path) -> None:
             device_budget="1GiB",
             cache_dir=fit_stores,
         )
+
+
+def test_an_optimizer_with_a_counter_among_its_states(fit_stores: Path) -> None:
+    class Counting(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            self.state["steps"] = self.state.get("steps", 0) + 1
+            return super().step(closure)
+
+    entry, plain = ZOO["gpt2"](), ZOO["gpt2"]()
+    optimizer, other = (Counting(e[0].parameters(), lr=1e-2) for e in (entry, plain))
+    assert train(entry[0], optimizer, entry, 1) == train(plain[0], other, plain, 1)
+    plan = shard(
+        entry[0], entry[1], optimizer, device_budget="1GiB", choices=state_of("host, reshard"), cache_dir=fit_stores
+    )
+    assert not plan.whole
+    assert train(entry[0], optimizer, entry, 2) == train(plain[0], other, plain, 2)
+    assert optimizer.state["steps"] == 3
