@@ -11,6 +11,7 @@ What a plan does under a mask:
 - `guards`: says which rows run, and where tensors die; `owners` and `stretches` know gradients and transfers.
 - `outputs`: finds results of kernels that are left out.
 - `kernels`: finds for which units operators train whose kernels PyTorch chooses by that.
+- `workspaces`: finds what rows need besides what they read and make, by the flags of their kernels.
 - `projection`: makes the plan that runs under a mask, for the referee.
 - `levels`: writes what each row takes, as a function of the mask.
 - `times`: predicts the mean time of a step.

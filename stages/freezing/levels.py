@@ -79,14 +79,11 @@ class _Levels:
 
     def _computed(self, number: int, step: Step, guard: int) -> MaskedBytes:
         plan, node = self._plan, self._plan.nodes[step.node]
-        own = Counter({guard: node.workspace_bytes})
         outputs = plan.guards.outputs[number]
+        own = plan.workspaces.of(node, outputs, guard).by_guard()
         optional = {o.storage: o for o in omissible(plan.trace, node, outputs, guard)}
         for storage in node.creates:
             self._take(storage, optional[storage].guard if storage in optional else guard)
-        for left_out in optional.values():  # it is there, or hidden workspace, where something is made before it
-            own[joined(left_out.before, left_out.guard)] += self._size[left_out.storage]
-            own[left_out.guard] -= self._size[left_out.storage]
         if number in plan.taken:
             own[guard] -= self._size[plan.taken[number]]
         for one in plan.guards.stand_ins.get(number, ()):  # it is there, or something of its form is

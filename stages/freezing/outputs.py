@@ -10,20 +10,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from stowage.stages.ir.flags import FLAGGED, asked_for
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.trace import Call, TraceTables
 from stowage.stages.ir.units import ALWAYS, Unit, bits_of, implies, joined
 from stowage.stages.ir.whole_copies import whole_copies
-
-FLAGGED = frozenset(
-    {
-        "aten.convolution_backward.default",
-        "aten.native_batch_norm_backward.default",
-        "aten.native_group_norm_backward.default",
-        "aten.native_layer_norm_backward.default",
-    }
-)
-"""Kernels whose last argument has a flag for each result, `output_mask`; eager's engine sets it by what trains."""
 
 SHAPED = {"aten.convolution_backward.default": (1, 1)}
 """Kernels that read the contents of an argument for one result alone: the positions of both.
@@ -40,13 +31,11 @@ class Omissible:
         output: its position among the results.
         storage: the storage that it is in.
         guard: the units for which it is read.
-        before: the units for which something is made before it, in the order of the results; see `omissible`.
     """
 
     output: int
     storage: int
     guard: int
-    before: int
 
 
 def optional_results(trace: TraceTables, call: Call, later: Mapping[int, int], guard: int) -> Iterator[Omissible]:
@@ -60,37 +49,23 @@ def optional_results(trace: TraceTables, call: Call, later: Mapping[int, int], g
     """
     if call.target not in FLAGGED:
         return
-    flags, before = json.loads(call.arguments)["args"][-1], 0
-    for output, value in enumerate(call.returns):
+    for output in asked_for(call.arguments):
+        value = call.returns[output]
         storage = trace.values[value].storage if value >= 0 else -1
-        if storage in later and flags[output] is True and later[storage] != guard:
-            yield Omissible(output, storage, later[storage], before)
-        if flags[output] is True:
-            before = joined(before, later.get(storage, guard))
+        if storage in later and later[storage] != guard:
+            yield Omissible(output, storage, later[storage])
 
 
 def without_unread(
     trace: TraceTables, node: ComputeNode, later: Mapping[int, int], guard: int, mask: int
 ) -> ComputeNode:
     """Return a node without the results that are left out under a mask."""
-    out = {o.storage: o for o in omissible(trace, node, later, guard) if not o.guard & mask}
-    if not out:
-        return node
-    hidden = sum(trace.storages[o.storage].nbytes for o in out.values() if o.before & mask)
-    return replace(
-        node,
-        creates=tuple(s for s in node.creates if s not in out),
-        workspace_bytes=node.workspace_bytes + hidden,
-    )
+    out = {o.storage for o in omissible(trace, node, later, guard) if not o.guard & mask}
+    return replace(node, creates=tuple(s for s in node.creates if s not in out)) if out else node
 
 
 def omissible(trace: TraceTables, node: ComputeNode, later: Mapping[int, int], guard: int) -> list[Omissible]:
-    """Return the results of a node that are left out under some masks; see `optional_results`.
-
-    A kernel makes its results one after the other. The workspace for one is given back before the next is there, so the
-    measured peak, less all results, counts too little where the next is left out: by its bytes at most. These count as
-    workspace under masks for which something is made before it, and which leave it out.
-    """
+    """Return the results of a node that are left out under some masks; see `optional_results`."""
     return [o for c in node.calls for o in optional_results(trace, trace.calls[c], later, guard)]
 
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from stowage.stages.freezing.guards import Guards
 from stowage.stages.freezing.outputs import without_unread
 from stowage.stages.freezing.owners import Owners
+from stowage.stages.freezing.workspaces import Workspaces
 from stowage.stages.ir.actions import ACTIONS
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.machine import EVERYTHING_ON_DEVICE, TierState
@@ -79,6 +80,11 @@ class Guarded:
     start: TierState = EVERYTHING_ON_DEVICE
 
     @cached_property
+    def workspaces(self) -> Workspaces:
+        """Return what finds the workspaces of its rows."""
+        return Workspaces(self.trace, self.units)
+
+    @cached_property
     def taken(self) -> dict[int, int]:
         """Return, for each sum that is written over a summand in every row that computes it, that summand."""
         moved = {s.storage for s in self.steps if ACTIONS[s.kind].transfers}
@@ -130,7 +136,9 @@ class Guarded:
     def _masked(self, node: ComputeNode, number: int, mask: int) -> ComputeNode:
         """Return a node that makes and reads what it does under a mask."""
         guards = self.guards
-        node = without_unread(self.trace, node, guards.outputs[number], guards.rows[number], mask)
+        outputs, guard = guards.outputs[number], guards.rows[number]
+        node = replace(node, workspace_bytes=self.workspaces.of(node, outputs, guard).under(mask))
+        node = without_unread(self.trace, node, outputs, guard, mask)
         if node.takes:  # rows that do not run, and what dies earlier, change nothing in the code of a sum
             node = replace(node, takes=(self.taken[number],) if number in self.taken else ())
         absent = {one.storage for one in guards.stand_ins.get(number, ()) if not one.guard & mask}

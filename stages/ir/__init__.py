@@ -17,6 +17,7 @@
 - `executions`: drops executions whose results nobody reads.
 - `exposure`: estimates which part of collectives computing will wait for.
 - `files`: writes whole files or none.
+- `flags`: the flags of kernels: which results they make, and whether what decides their way trains.
 - `freezable`: what a plan may leave out in a step, and what a run freezes.
 - `graph`: compute nodes and the blocks of the chain.
 - `h_graph`: an H-Graph and its schedules.

@@ -24,6 +24,7 @@ class Cost:
         samples: number of timed executions; 0 for an estimate.
         source: `measured`; `roofline` when estimated from bytes, flops and the device's rates; `similar` when taken
             from other sizes of the same operator (see `profile.similar`), which no store keeps.
+        flagged_bytes: `workspace_bytes` by its flags (see `ir.flags`), where it has some and they were tried.
     """
 
     signature: str
@@ -33,10 +34,12 @@ class Cost:
     workspace_bytes: int
     samples: int
     source: Literal["measured", "roofline", "similar"]
+    flagged_bytes: tuple[int, ...] = ()
 
     def is_possible(self) -> bool:
         """Say whether no number is negative or infinite."""
-        return 0 <= self.time_s < math.inf and self.output_bytes >= 0 and self.workspace_bytes >= 0
+        nbytes = (self.output_bytes, self.workspace_bytes, *self.flagged_bytes)
+        return 0 <= self.time_s < math.inf and min(nbytes) >= 0
 
     def is_measured(self, samples: int = 1) -> bool:
         """Say whether the cost was measured, with at least `samples` timed executions."""

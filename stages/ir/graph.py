@@ -30,6 +30,7 @@ class ComputeNode:
         variant: the rewrite of the trace that it belongs to (see `rewrite`).
         takes: storages of summands, for a sum; it may be written over one that is freed right afterwards (`ir.sums`).
         collective: all ranks run it together, beside computing if the plan starts it early (`ir.collectives`).
+        flagged_bytes: `workspace_bytes` by the flags of its calls (see `ir.flags`), where these were tried.
     """
 
     node: int
@@ -48,6 +49,7 @@ class ComputeNode:
     variant: str = "plain"
     takes: tuple[int, ...] = ()
     collective: bool = False
+    flagged_bytes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class UnreadableError(TableError):
     """The file exists, but this process may not read it."""
 
 
-FORMAT_VERSION = "2"
+FORMAT_VERSION = "3"
 """Part of the names of stores' files, so that versions of this project can share a store."""
 RECORD_VERSION = "1"
 _NAME_KEY, _VERSION_KEY, _DIGEST_KEY = b"stowage.table", b"stowage.format", b"stowage.content"

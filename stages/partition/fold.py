@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -13,6 +13,7 @@ import networkx as nx
 from stowage.stages.ir.collectives import COLLECTIVES
 from stowage.stages.ir.costs import Cost
 from stowage.stages.ir.errors import TableError
+from stowage.stages.ir.flags import flag_count, together
 from stowage.stages.ir.graph import SHARED, ComputeNode
 from stowage.stages.ir.once import changes_for_good, overtaken
 from stowage.stages.ir.sums import takes_of
@@ -207,10 +208,26 @@ def _node(
         random=any(c.is_random for c in calls),
         time_s=max(sum(c.time_s for c in found) + views_s, 1e-7),
         workspace_bytes=max(c.workspace_bytes for c in found),
+        flagged_bytes=flagged_bytes(calls, found),
         estimated=any(c.source != "measured" for c in found),
         name=f"{label.target.split('.')[1]} {label.module or trace.meta.model}",
         takes=takes_of(calls, trace),
         collective=any(c.target in COLLECTIVES for c in calls),
+    )
+
+
+def flagged_bytes(calls: Sequence[Call], costs: Sequence[Cost]) -> tuple[int, ...]:
+    """Return the workspace of a node by the flags of its calls; nothing where it depends on none, as far as is known.
+
+    Args:
+        calls: the calls of the node.
+        costs: the cost of each.
+    """
+    if not any(cost.flagged_bytes for cost in costs):
+        return ()
+    counts = [flag_count(call.target, call.arguments) for call in calls]
+    return together(
+        [cost.flagged_bytes or (cost.workspace_bytes,) * (1 << n) for cost, n in zip(costs, counts, strict=True)]
     )
 
 

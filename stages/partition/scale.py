@@ -11,6 +11,7 @@ from stowage.stages.ir.costs import Cost
 from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.sums import takes_of
 from stowage.stages.ir.trace import TraceTables
+from stowage.stages.partition.fold import flagged_bytes
 
 LEAST_S = 1e-7
 """Least time of a node, in seconds."""
@@ -58,6 +59,7 @@ def scaled(
                 node,
                 time_s=max(node.time_s + more_s, LEAST_S),
                 workspace_bytes=max(c.workspace_bytes for c in own),
+                flagged_bytes=flagged_bytes(calls, own),
                 estimated=any(c.source != "measured" for c in own),
             )
         )

@@ -61,11 +61,11 @@ def estimated_costs(
     for signature, (trace, call) in distinct.items():
         if signature in found:
             continue
-        workspace_bytes = 0 if call.is_view else similar.workspace_bytes(call, trace)
+        workspace = (0, ()) if call.is_view else similar.workspace_bytes(call, trace)
         if call.target == CLIP:
             found[signature] = replace(estimate_clip(call, trace, target), source="similar")
-        elif workspace_bytes is not None:
-            found[signature] = _estimated(call, trace, target, similar, (made_bytes(call, trace), workspace_bytes))
+        elif workspace is not None:
+            found[signature] = _estimated(call, trace, target, similar, made_bytes(call, trace), *workspace)
         else:
             alone = _alone(call, trace, target, make_update)
             if alone is None:  # the same mode as where calls are measured in full
@@ -73,8 +73,8 @@ def estimated_costs(
                 continue
             if alone.outputs is not None:
                 returned[signature] = alone.outputs
-            memory = alone.output_bytes, alone.workspace_bytes
-            found[signature] = _estimated(call, trace, target, similar, memory)
+            memory = alone.output_bytes, alone.workspace_bytes, alone.flagged_bytes
+            found[signature] = _estimated(call, trace, target, similar, *memory)
     comparison.add(returned)
     for trace in traces:
         similar.learn(trace, found)
@@ -93,13 +93,19 @@ def times_are_known(trace: TraceTables, target: DeviceDescription, store: CostSt
 
 
 def _estimated(
-    call: Call, trace: TraceTables, target: DeviceDescription, similar: Similar, memory: tuple[int, int]
+    call: Call,
+    trace: TraceTables,
+    target: DeviceDescription,
+    similar: Similar,
+    output_bytes: int,
+    workspace_bytes: int,
+    flagged_bytes: tuple[int, ...],
 ) -> Cost:
-    """Estimate one call; `memory` has the bytes of its results, and of its workspace."""
     time_s = target.dispatch_s if call.is_view else similar.time_s(call, trace)
     if time_s is None:
         time_s = (estimate_update if call.target in _UPDATES else estimate_call)(call, trace, target).time_s
-    return Cost(call.signature, target.fingerprint, time_s, *memory, 0, "similar")
+    memory = output_bytes, workspace_bytes
+    return Cost(call.signature, target.fingerprint, time_s, *memory, 0, "similar", flagged_bytes)
 
 
 def _alone(call: Call, trace: TraceTables, target: DeviceDescription, make_update: MakeUpdate | None) -> Alone | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from stowage.stages.device import Device
 from stowage.stages.ir.by_training import BY_TRAINING
 from stowage.stages.ir.errors import TableError
+from stowage.stages.ir.flags import FLAGGED, asked_for, flag_count
 from stowage.stages.ir.operators import OPAQUE
 from stowage.stages.ir.trace import Call, TraceTables
 from stowage.stages.kernels import ContentKind, Outputs, kinds_of, outputs_of
@@ -30,12 +31,14 @@ class Alone:
         workspace_bytes: peak bytes above inputs and outputs.
         work: executes it on made-up tensors.
         outputs: its outputs, if they are to be compared, see `is_compared`.
+        flagged_bytes: its workspace by its flags, if it has some, see `ir.flags`.
     """
 
     output_bytes: int
     workspace_bytes: int
     work: Callable[[], Any]
     outputs: Outputs | None = None
+    flagged_bytes: tuple[int, ...] = ()
 
 
 class MadeUpError(Exception):
@@ -83,10 +86,11 @@ def measure_call(call: Call, trace: TraceTables, device: Device, kind: str) -> A
             result = operator(*args, **kwargs)  # libraries take workspaces at the first call, and keep them
             outputs = outputs_of(result, tensors_in(args, kwargs)) if is_compared(call) else None
             del result
+            ignored = [o.nbytes if o and v < 0 else 0 for o, v in zip(outputs or (), call.returns)]
+            if flag_count(call.target, call.arguments):
+                return replace(_flagged(call, partial(operator, **kwargs), args, ignored, device), outputs=outputs)
             alone = replace(measured(partial(operator, *args, **kwargs), device), outputs=outputs)
-            if call.target in BY_TRAINING:
-                alone = _either_way(alone, measured(partial(operator, *args[:-1], not args[-1], **kwargs), device))
-            return _without(alone, sum(o.nbytes for o, v in zip(outputs or (), call.returns) if o and v < 0))
+            return _without(alone, sum(ignored))
         except NotImplementedError as problem:
             raise TableError(f"The call {call.target} of the trace does not run on this device: {problem}.") from None
         except Exception as problem:  # these contents are outside its domain; the next kind may do
@@ -95,10 +99,22 @@ def measure_call(call: Call, trace: TraceTables, device: Device, kind: str) -> A
     raise MadeUpError(str(error))
 
 
-def _either_way(alone: Alone, other: Alone) -> Alone:
-    """Return the memory of an operator that computes in one of two ways, by what trains: the most of both."""
-    peak_bytes = max(one.output_bytes + one.workspace_bytes for one in (alone, other))
-    return replace(alone, workspace_bytes=peak_bytes - alone.output_bytes)
+def _flagged(
+    call: Call, operator: Callable[..., Any], args: Sequence[Any], ignored: Sequence[int], device: Device
+) -> Alone:
+    """Measure a call under each choice of its flags; `ignored` has the bytes of the results that the step drops."""
+    found: list[Alone] = []
+    for position in range(1 << flag_count(call.target, call.arguments)):
+        dropped_bytes = sum(ignored)
+        last: Any = bool(position)
+        if call.target in FLAGGED:
+            last = [False] * len(args[-1])
+            for i, result in enumerate(asked_for(call.arguments)):
+                last[result] = bool(position >> i & 1)
+            dropped_bytes = sum(nbytes for made, nbytes in zip(last, ignored) if made)
+        found.append(_without(measured(partial(operator, *args[:-1], last), device), dropped_bytes))
+    traced = found[int(bool(args[-1]))] if call.target in BY_TRAINING else found[-1]
+    return replace(traced, flagged_bytes=tuple(one.workspace_bytes for one in found))
 
 
 def _without(alone: Alone, nbytes: int) -> Alone:

@@ -65,8 +65,8 @@ class Similar:
                 as_traced = call.signature not in known_outputs().measured
                 known[sizes] = _Point(sizes, _touched_bytes(call, trace), as_traced, cost)
 
-    def workspace_bytes(self, call: Call, trace: TraceTables) -> int | None:
-        """Return the bytes of workspace that the call needs at most; None if it must run to be known.
+    def workspace_bytes(self, call: Call, trace: TraceTables) -> tuple[int, tuple[int, ...]] | None:
+        """Return the bytes of workspace that the call needs at most, also by flag; None if it must run to be known.
 
         That is so where no known call of its kind is as large, or where PyTorch's fake kernels were wrong about one.
         """
@@ -75,7 +75,9 @@ class Similar:
         larger = (p for p in known if all(a <= b for a, b in zip(sizes, p.sizes, strict=True)))
         if not any(larger) or not all(point.as_traced for point in known):
             return None
-        return max(point.cost.workspace_bytes for point in known)
+        costs = [point.cost for point in known]
+        by_flag = zip(*(cost.flagged_bytes for cost in costs), strict=True)
+        return max(cost.workspace_bytes for cost in costs), tuple(map(max, by_flag))
 
     def time_s(self, call: Call, trace: TraceTables) -> float | None:
         """Return a time between those of the nearest measured calls of its kind, by the bytes that they touch.

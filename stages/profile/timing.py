@@ -110,6 +110,7 @@ def measure_together(
                 workspace_bytes=memory[signature].workspace_bytes,
                 samples=len(found),
                 source="measured",
+                flagged_bytes=memory[signature].flagged_bytes,
             )
             for signature, found in samples.items()
         ]

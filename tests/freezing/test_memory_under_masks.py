@@ -1,4 +1,4 @@
-"""No choice of what trains takes more memory than the referee says of it, that of the solver or any other."""
+"""Whatever trains takes the memory that the referee says of it, the choice of the solver and any other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DRAWN = 8
 @pytest.mark.parametrize(
     "make", [mixer, windows, projected, scan, *(ZOO[n] for n in ("gpt2", "t5", "resnet", "unet", "batchnorm"))]
 )
-def test_every_mask_takes_what_is_said_of_it_at_most(make: Any, fit_stores: Path) -> None:
+def test_every_mask_takes_what_is_said_of_it(make: Any, fit_stores: Path) -> None:
     def adamw(parameters: object) -> torch.optim.Optimizer:
         return torch.optim.AdamW(parameters, lr=1e-3)  # type: ignore[arg-type]
 
@@ -60,4 +60,5 @@ def test_every_mask_takes_what_is_said_of_it_at_most(make: Any, fit_stores: Path
     for mask in masks:
         said = guarded.under(mask_of(plan.units, mask)).replay(tier=tier).peak_bytes
         assert said <= summary.device_peak_bytes
-        assert step.measure(batch).peak_bytes <= said, mask
+        peak_bytes = step.measure(batch).peak_bytes
+        assert peak_bytes <= said <= 1.02 * peak_bytes, mask

@@ -96,7 +96,7 @@ class FrozenStep:
         self._constant_s = least([f - a for f, a in zip(guards.first, guards.again, strict=True)])
         self._graph = replace(
             union.graph,
-            nodes=[replace(n, time_s=n.time_s * a) for n, a in zip(union.graph.nodes, guards.again, strict=True)],
+            nodes=[_under_any(n, a) for n, a in zip(union.graph.nodes, guards.again, strict=True)],
             least_s=least(guards.again),
         )
         self._times_s = [n.time_s for n in union.graph.nodes]
@@ -265,6 +265,12 @@ def _in_order(way: Way, *, offloads: bool) -> Way:
         return replace(node, collective=False, time_s=0.0) if beside else node
 
     return Way(way.name, way.trace, [counted(n) for n in way.nodes], way.blocks)
+
+
+def _under_any(node: ComputeNode, share: float) -> ComputeNode:
+    """Return a node with a share of its time, and the least workspace that it has under any mask."""
+    workspace_bytes = min(node.flagged_bytes, default=node.workspace_bytes)
+    return replace(node, time_s=node.time_s * share, workspace_bytes=workspace_bytes)
 
 
 def _weighted(way: Way, shares: Sequence[float]) -> Way:

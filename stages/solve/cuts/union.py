@@ -93,6 +93,7 @@ class _Joining:
             takes=moved(node.takes),
             time_s=min(n.time_s for _, n in versions),
             workspace_bytes=min(n.workspace_bytes for _, n in versions),
+            flagged_bytes=tuple(map(min, zip(*(n.flagged_bytes for _, n in versions)))),
         )
 
     def _mandatory(self) -> list[tuple[NodeKey, ...]]:

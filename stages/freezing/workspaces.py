@@ -1,0 +1,94 @@
+"""Finds what rows need besides what they read and make, as a function of the mask: by the flags of their kernels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from stowage.stages.freezing.kernels import trained_guards
+from stowage.stages.freezing.outputs import optional_results
+from stowage.stages.ir.by_training import BY_TRAINING
+from stowage.stages.ir.flags import FLAGGED, asked_for
+from stowage.stages.ir.graph import ComputeNode
+from stowage.stages.ir.trace import TraceTables
+from stowage.stages.ir.units import Unit, joined
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """What one row needs besides what it reads and makes.
+
+    Attributes:
+        guard: the guard of the row.
+        flags: the guards of its flags, see `ir.flags`.
+        nbytes: the bytes by flag.
+    """
+
+    guard: int
+    flags: Sequence[int]
+    nbytes: Sequence[int]
+
+    def under(self, mask: int) -> int:
+        """Return the bytes under a mask under which the row runs."""
+        return self.nbytes[sum(bool(guard & mask) << i for i, guard in enumerate(self.flags))]
+
+    def by_guard(self) -> Counter[int]:
+        """Return the bytes as a sum over guards that a mask has something of.
+
+        Leaving out flags gives back bytes, and leaving out more of them more: with f(A) what is given back where no
+        guard in A has something of the mask, f(A) = Σ_{B ⊆ A} c(B), and c(B) counts where any of B does.
+        """
+        guards = list(dict.fromkeys([*self.flags, self.guard]))
+        row, whole = 1 << guards.index(self.guard), (1 << len(guards)) - 1
+        most = self._with(guards, whole)
+        more = [most - self._with(guards, whole & ~out) * bool(whole & ~out & row) for out in range(whole + 1)]
+        for i in range(len(guards)):
+            for out in range(whole + 1):
+                if out >> i & 1:
+                    more[out] -= more[out & ~(1 << i)]
+        found: Counter[int] = Counter()
+        for out, nbytes in enumerate(more):
+            if nbytes:
+                found[joined(*(guard for i, guard in enumerate(guards) if out >> i & 1))] += nbytes
+        return found
+
+    def _with(self, guards: Sequence[int], there: int) -> int:
+        """Return the bytes where exactly some of the guards have something of the mask."""
+        return self.nbytes[sum((there >> guards.index(guard) & 1) << i for i, guard in enumerate(self.flags))]
+
+
+class Workspaces:
+    """Finds the workspaces of rows.
+
+    Attributes:
+        trace: the trace of the step.
+        units: what may be frozen.
+    """
+
+    def __init__(self, trace: TraceTables, units: Sequence[Unit]) -> None:
+        self.trace, self.units = trace, units
+
+    @cached_property
+    def _trained(self) -> Mapping[int, int]:
+        return trained_guards(self.trace, self.units)
+
+    def of(self, node: ComputeNode, later: Mapping[int, int], guard: int) -> Workspace:
+        """Return the workspace of a row.
+
+        Args:
+            node: what the row computes.
+            later: the guard of what reads each storage that it makes.
+            guard: the guard of the row.
+        """
+        if not node.flagged_bytes:
+            return Workspace(guard, (), (node.workspace_bytes,))
+        flags: list[int] = []
+        for call in (self.trace.calls[c] for c in node.calls):
+            if call.target in BY_TRAINING:
+                flags.append(self._trained[call.call])
+            elif call.target in FLAGGED:
+                optional = {o.output: o.guard for o in optional_results(self.trace, call, later, guard)}
+                flags += [optional.get(result, guard) for result in asked_for(call.arguments)]
+        return Workspace(guard, flags, node.flagged_bytes)
