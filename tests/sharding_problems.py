@@ -15,7 +15,7 @@ BYTES = st.integers(0, 9000)
 
 
 @st.composite
-def groups(draw: st.DrawFn, most: int = 4) -> tuple[ParameterGroup, ...]:
+def groups(draw: st.DrawFn, most: int = 4, largest: int = 9000) -> tuple[ParameterGroup, ...]:
     """Up to `most` groups, some of them frozen in part or whole, the first perhaps the root."""
     count = draw(st.integers(1, most))
     late = draw(st.permutations(range(1, count + 1)))
@@ -23,7 +23,7 @@ def groups(draw: st.DrawFn, most: int = 4) -> tuple[ParameterGroup, ...]:
     found = []
     for i in range(count):
         saved = draw(BYTES)
-        elements = draw(st.integers(1, 9000))
+        elements = draw(st.integers(1, min(largest, 9000)) | st.integers(largest // 2, largest))
         trainable = draw(st.sampled_from([elements, elements // 2, 0]))
         root = with_root and i == 0
         is_late = not root and draw(st.booleans())
@@ -82,13 +82,13 @@ def machines(draw: st.DrawFn) -> ParallelMachine:
 
 
 @st.composite
-def problems(draw: st.DrawFn, most: int = 4) -> ShardingProblem:
+def problems(draw: st.DrawFn, most: int = 4, largest: int = 9000) -> ShardingProblem:
     """A problem with more memory than it can need."""
     return ShardingProblem(
-        groups=draw(groups(most)),
+        groups=draw(groups(most, largest)),
         machine=draw(machines()),
-        device_budget=10**9,
-        host_budget=10**9,
+        device_budget=10**12,
+        host_budget=10**12,
         micro_batches=draw(st.sampled_from([1, 3])),
         ahead=draw(st.integers(0, 2)),
         fixed_bytes=draw(BYTES),

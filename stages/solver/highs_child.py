@@ -58,6 +58,8 @@ def solve(folder: Path) -> None:
         solution.col_value = [start.get(name, 0.0) for name in names]
         model.setSolution(solution)
     model.run()
+    if model.getModelStatus() == highspy.HighsModelStatus.kInfeasible and request["options"]["solver"] == "ipm":
+        _run_again(model, request["options"]["time_limit"])
     info = model.getInfo()
     status = model.getModelStatus()
     found = info.primal_solution_status == int(highspy.SolutionStatus.kSolutionStatusFeasible)
@@ -70,6 +72,18 @@ def solve(folder: Path) -> None:
         "values": dict(zip(names, model.getSolution().col_value)) if found else {},
     }
     (folder / "answer.json").write_text(json.dumps(answer))
+
+
+def _run_again(model: Any, limit_s: float) -> None:
+    """Solve a linear program by the simplex method.
+
+    Where its numbers are far apart, interior points may call a program infeasible that has answers, which would be
+    taken for a proof.
+    """
+    model.clearSolver()
+    model.setOptionValue("solver", "simplex")
+    model.setOptionValue("time_limit", model.getRunTime() + limit_s)
+    model.run()
 
 
 def _rounded(model: Any, names: list[str], request: dict[str, Any]) -> dict[str, Any]:

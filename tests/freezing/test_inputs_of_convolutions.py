@@ -9,7 +9,6 @@ from torch import nn
 
 from stowage.flows import Freeze, fit
 from stowage.flows.benchmarks.slimfit.saved import kept_plan, saved_bytes
-from stowage.stages.freezing.levels import levels_of
 from stowage.stages.ir.units import ALWAYS, bit
 from stowage.stages.trace import trace_step
 from tests.freezing.beside import Given, assert_equal_to_plain, assert_worst_measured

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import pytest
 
 from stowage.stages.solver import milp
 from stowage.stages.solver.cp import cp_model, cp_version, solve_cp
+from stowage.stages.solver.highs_child import solve
 from stowage.stages.solver.highs_process import HighsProcess
 from stowage.stages.solver.milp import MilpSolver, milp_version, pulp, solve_milp
 from stowage.stages.solver.outcome import SolverSettings
@@ -54,6 +57,18 @@ def test_milp_infeasible(solver: MilpSolver) -> None:
     outcome = solve_milp(problem, SolverSettings(), solver=solver)
     assert outcome.status == "infeasible"
     assert not outcome.found
+
+
+def test_what_interior_points_call_infeasible_is_asked_again(tmp_path: Path) -> None:
+    """A relaxation with a link a thousand times slower than computing: its numbers are far apart, and it has answers."""
+    shutil.copy(Path(__file__).with_name("far_apart.mps"), tmp_path / "model.mps")
+    options = {"solver": "ipm", "time_limit": 60.0, "threads": 1}
+    request = {"options": options, "choices": [], "kinds": [], "start": None}
+    (tmp_path / "request.json").write_text(json.dumps(request))
+    solve(tmp_path)
+    answer = json.loads((tmp_path / "answer.json").read_text())
+    assert answer["optimal"]
+    assert answer["objective"] == pytest.approx(4319998.57)
 
 
 def test_one_process_solves_one_model_after_another(monkeypatch: pytest.MonkeyPatch) -> None:

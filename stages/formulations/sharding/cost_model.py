@@ -106,6 +106,12 @@ class CostModel:
         return sum(self.host_bytes(i, State(c.on_host, c.keep)) for i, c in enumerate(choices))
 
     @cached_property
+    def host_moment(self) -> Moment:
+        """Return what the groups take of the host, which is the same at every moment."""
+        found = {(i, s): self.host_bytes(i, s) for i in range(len(self.problem.groups)) for s in self.states(i)}
+        return Moment("host", 0, {key: nbytes for key, nbytes in found.items() if nbytes})
+
+    @cached_property
     def moments(self) -> tuple[Moment, ...]:
         """Return every moment at which the memory of a device may bind."""
         return moments(self.problem)

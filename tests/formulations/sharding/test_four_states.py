@@ -13,6 +13,7 @@ from stowage.flows.planning.sharding import judge, plan_groups
 from stowage.stages.formulations.sharding.cost_model import CostModel
 from stowage.stages.formulations.sharding.elixir.on_fsdp2 import greedy_choices
 from stowage.stages.formulations.sharding.four_states.equations import EQUATIONS, build
+from stowage.stages.formulations.sharding.four_states.memory_rows import row_of
 from stowage.stages.formulations.sharding.four_states.model import FourStates
 from stowage.stages.formulations.sharding.four_states.solve import exact_choice
 from stowage.stages.formulations.sharding.four_states.start import begin_with
@@ -57,6 +58,50 @@ def test_it_is_the_fastest_of_all_choices_and_knows_its_time(
     assert answer.time_s == pytest.approx(min(fitting), rel=1e-6)
     assert judge(problem, answer.choices).time_s == pytest.approx(min(fitting), rel=1e-6)
     assert answer.bound_s <= min(fitting) * (1 + 1e-6)
+
+
+@given(
+    problem=problems(most=3, largest=40_000_000),
+    moment=st.integers(0, 99),
+    less=st.sampled_from([0, 1, 8, 100]),
+    host=st.sampled_from([0, 10**6, 10**12]),
+)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
+def test_budgets_count_to_the_byte_where_groups_are_tiny_beside_others(
+    problem: ShardingProblem, moment: int, less: int, host: int
+) -> None:
+    """A solver's tolerance is a few bytes of a million, and as much as a small group takes."""
+    judged = [judge(problem, choices) for choices in every_choice(problem)]
+    peaks = sorted({j.device_bytes for j in judged})
+    budget = max(peaks[moment % len(peaks)] - less, 1)
+    problem = replace(problem, device_budget=budget, host_budget=host)
+    fitting = [j.time_s for j in judged if j.device_bytes <= budget and j.host_bytes <= host]
+    answer = exact_choice(problem, EXACT)
+    if not fitting:
+        assert answer.status == "infeasible"
+        return
+    assert answer.choices is not None
+    found = judge(problem, answer.choices)
+    assert found.device_bytes <= budget
+    assert found.host_bytes <= host
+    assert found.time_s == pytest.approx(min(fitting), rel=1e-5)
+    assert answer.bound_s <= min(fitting) * (1 + 1e-5)
+
+
+@given(problem=problems(), share=st.floats(0, 1))
+@settings(max_examples=examples(40), deadline=None, derandomize=True)
+def test_rows_of_memory_allow_what_fits_and_covers_forbid_what_does_not(problem: ShardingProblem, share: float) -> None:
+    costs = CostModel(problem)
+    peaks = [costs.device_bytes(choices) for choices in every_choice(problem)]
+    budget = int(min(peaks) + share * (max(peaks) - min(peaks)))
+    rows = [row_of(moment, problem, budget) for moment in costs.moments]
+    every = [[State(c.on_host, c.keep) for c in choices] for choices in every_choice(problem)]
+    for chosen, peak in zip(every, peaks, strict=True):
+        covers = [states for row in rows if (states := row.cover(chosen))]
+        assert bool(covers) == (peak > budget) or any(row.limit < 0 for row in rows)
+        for states in covers:
+            met = [all(any((i, other[i]) in own for i in range(len(other))) for own in states) for other in every]
+            assert not any(peak <= budget for peak, all_met in zip(peaks, met, strict=True) if all_met)
 
 
 @given(problem=problems(most=3), share=st.floats(0, 1))
@@ -134,7 +179,9 @@ def test_choices_to_begin_with_keep_every_row_and_have_their_time(problem: Shard
 @settings(max_examples=5, deadline=None, derandomize=True)
 def test_every_row_belongs_to_an_equation(found: tuple[object, ...]) -> None:
     machine = ParallelMachine("two", 2, 10**6, 10**6, 1e6, 1e-4, 1e6, 1e6, 2e6, 1e6, 1e5)
-    problem = ShardingProblem(found, machine, 10**6, 1, micro_batches=2)  # type: ignore[arg-type]
+    problem = ShardingProblem(found, machine, 10**9, 1, micro_batches=2)  # type: ignore[arg-type]
+    peaks = [CostModel(problem).device_bytes(choices) for choices in every_choice(problem)]
+    problem = replace(problem, device_budget=(min(peaks) + max(peaks)) // 2)  # a row that cannot bind is left out
     model = build(FourStates(problem))
     prefixes = tuple(constraint_prefix(name) for name in EQUATIONS)
     assert all(name.startswith(prefixes) for name in model.model.constraints)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
+from stowage.stages.formulations.sharding.four_states.memory_rows import SLACK, MemoryRow
 from stowage.stages.formulations.sharding.four_states.model import Event, FourStates, Lane
+from stowage.stages.formulations.sharding.memory import Key
 from stowage.stages.solver.equations import Constraints, add_equations
 from stowage.stages.solver.milp import pulp
 
@@ -18,18 +20,33 @@ def one_state(m: FourStates) -> Constraints:
 
 
 def device_memory(m: FourStates) -> Constraints:
-    """Limit the bytes on a device at every moment: constant_k + Σ M[k,g,σ] x[g,σ] ≤ budget."""
-    budget = m.problem.device_budget
-    for moment in m.costs.moments:
-        chosen = pulp.lpSum(nbytes / budget * m.state[key] for key, nbytes in moment.chosen.items())
-        yield moment.name, chosen <= 1 - moment.constant / budget
+    """Limit the bytes on a device at every moment: constant_k + Σ M[k,g,σ] x[g,σ] ≤ budget, up to a tolerance."""
+    for row in m.device_rows:
+        yield from _within(m, row)
 
 
 def host_memory(m: FourStates) -> Constraints:
-    """Limit the bytes in the host, of all ranks together."""
-    total = [(m.costs.host_bytes(i, s), x) for (i, s), x in m.state.items()]
-    if total and m.problem.host_budget < sum(nbytes for nbytes, _ in total):
-        yield "", pulp.lpSum(nbytes * 2**-20 * x for nbytes, x in total) <= m.problem.host_budget * 2**-20
+    """Limit the bytes in the host, of all ranks together, up to a tolerance."""
+    for row in m.host_rows:
+        yield from _within(m, row)
+
+
+def _within(m: FourStates, row: MemoryRow) -> Constraints:
+    """Keep a row within its limit and a tolerance, see `memory_rows`; what exceeds it alone is forbidden."""
+    limit = max(row.limit, 0)
+    alone = [m.state[key] for key, nbytes in row.items() if nbytes > limit]
+    if row.limit < 0:
+        yield f"{row.name}_never", pulp.lpSum(m.state[0, s] for s in m.costs.states(0)) <= 0
+    if alone:
+        yield f"{row.name}_alone", pulp.lpSum(alone) <= 0
+    parts = [(nbytes, m.state[key]) for key, nbytes in row.items() if SLACK * limit <= nbytes <= limit]
+    if parts and limit:
+        yield row.name, pulp.lpSum(nbytes / limit * x for nbytes, x in parts) <= 1 + SLACK
+
+
+def cover(m: FourStates, states: Sequence[frozenset[Key]]) -> Any:
+    """Cut off an answer that exceeds a row of memory: Σ_g Σ_{σ that take as much} x[g,σ] ≤ number of groups − 1."""
+    return pulp.lpSum(m.state[key] for own in states for key in sorted(own)) <= len(states) - 1
 
 
 def reload_lane(m: FourStates) -> Constraints:

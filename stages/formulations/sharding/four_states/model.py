@@ -13,7 +13,7 @@
 | W[u] | `free` | computing may go on: C[u], and with micro-batches O[u] where use u offloads | time unit |
 | T | `end` | forward and backward have ended on all lanes | time unit |
 | r, g, d, o [u,σ] | `Durations` | how long each lane is busy with use u in state σ (`cost_model`) | s |
-| M[k,g,σ] | `Moment` | bytes on a device at moment k | bytes |
+| M[k,g,σ] | `Moment` | bytes on a device at moment k; as rows of the program `device_rows`, `host_rows` | bytes |
 | – | `resting`, `late` | use u needs no copy and no gather; how far lanes can be behind it | 0/1, time unit |
 
 Moments in time are the smallest that the rows allow, so that T is the length of the longest path through the lanes:
@@ -30,6 +30,7 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple
 
 from stowage.stages.formulations.sharding.cost_model import CostModel, Durations
+from stowage.stages.formulations.sharding.four_states.memory_rows import row_of
 from stowage.stages.formulations.sharding.memory import State
 from stowage.stages.formulations.sharding.problem import ShardingProblem
 from stowage.stages.solver.milp import pulp
@@ -60,6 +61,8 @@ class FourStates:
         self.uses = [Use(i, False) for i in range(len(groups))] + [Use(i, True) for i in reversed(range(len(groups)))]
         self.turn = len(groups)
         self.ahead = problem.ahead
+        self.device_rows = [row_of(moment, problem, problem.device_budget) for moment in self.costs.moments]
+        self.host_rows = [row_of(self.costs.host_moment, problem, problem.host_budget)]
         self.time_unit = max(sum(g.forward_s + g.backward_s for g in groups), 1e-9)
         self.model = pulp.LpProblem("four_states", pulp.LpMinimize)
         self.state = {

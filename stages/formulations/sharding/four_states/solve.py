@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from stowage.stages.formulations.sharding.four_states.equations import build
+from stowage.stages.formulations.sharding.four_states.equations import build, cover
 from stowage.stages.formulations.sharding.four_states.model import FourStates
 from stowage.stages.formulations.sharding.four_states.start import begin_with
+from stowage.stages.formulations.sharding.memory import State
 from stowage.stages.formulations.sharding.problem import ShardingProblem
 from stowage.stages.ir.parallel import GroupChoice
 from stowage.stages.solver.milp import MilpSolver, solve_milp
@@ -40,7 +42,7 @@ def exact_choice(
     start: Sequence[GroupChoice] | None = None,
     solver: MilpSolver = "highs",
 ) -> ExactChoice:
-    """Choose the state of every group.
+    """Choose the state of every group; an answer that the tolerances of the solver let exceed a budget is cut off.
 
     Args:
         problem: groups, machine and budgets.
@@ -48,16 +50,29 @@ def exact_choice(
         start: choices within the budgets to begin with; the answer is then no worse in this model.
         solver: which one.
     """
+    began_s, bound_s = time.perf_counter(), 0.0
     m = build(FourStates(problem))
     if start is not None:
         begin_with(m, start)
-    outcome = solve_milp(m.model, settings, solver=solver, warm_start=start is not None)
-    bound_s = max(0.0, outcome.bound * m.time_unit)
-    if not outcome.found:
-        return ExactChoice(outcome.status, None, float("inf"), bound_s, outcome.wall_s)
-    choices = []
-    for i, group in enumerate(problem.groups):
-        state = max(m.costs.states(i), key=lambda s: m.state[i, s].value() or 0.0)
-        choices.append(GroupChoice(group.group, state.on_host, state.keep))
-    time_s = outcome.objective * m.time_unit
-    return ExactChoice(outcome.status, tuple(choices), time_s, min(bound_s, time_s), outcome.wall_s)
+    while (left_s := settings.time_limit_s - (time.perf_counter() - began_s)) > 0:
+        limits = replace(settings, time_limit_s=left_s)
+        outcome = solve_milp(m.model, limits, solver=solver, warm_start=start is not None)
+        bound_s = max(bound_s, outcome.bound * m.time_unit)  # every row so far holds for all that fits
+        if not outcome.found:
+            return ExactChoice(outcome.status, None, float("inf"), bound_s, time.perf_counter() - began_s)
+        chosen = _states(m)
+        covers = [states for row in (*m.device_rows, *m.host_rows) if (states := row.cover(chosen))]
+        if not covers:
+            choices = [GroupChoice(g.group, *state) for g, state in zip(problem.groups, chosen, strict=True)]
+            time_s, wall_s = outcome.objective * m.time_unit, time.perf_counter() - began_s
+            return ExactChoice(outcome.status, tuple(choices), time_s, min(bound_s, time_s), wall_s)
+        for states in covers:
+            m.model += cover(m, states)
+        if start is not None:
+            begin_with(m, start)
+    return ExactChoice("unknown", None, float("inf"), bound_s, time.perf_counter() - began_s)
+
+
+def _states(m: FourStates) -> list[State]:
+    """Read the state of every group."""
+    return [max(m.costs.states(i), key=lambda s: m.state[i, s].value() or 0.0) for i in range(len(m.problem.groups))]
