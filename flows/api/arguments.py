@@ -12,6 +12,7 @@ from torch import nn
 from stowage.flows.api.steps import NewShapes
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.lossy import Lossy
+from stowage.stages.runtime.offload.offloaded_tensor import OffloadedTensor
 from stowage.stages.settings.models import is_path
 
 _SHOWN = 60
@@ -107,3 +108,18 @@ def _shown(value: Any) -> str:
         return f"a {type(value).__name__}"
     text = ascii(value)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+def check_at_hand(model: nn.Module) -> None:
+    """Check that no earlier step keeps the model's weights elsewhere.
+
+    Raises:
+        ParameterError: a parameter is offloaded, or dealt out to ranks.
+    """
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, OffloadedTensor):
+            raise ParameterError(
+                f"Parameter '{name}' is {parameter.whereabouts}: a step that was made of this model before keeps it "
+                "there. Go on with that step, or make another of a copy: `with step.on_device() as model: other = "
+                "copy.deepcopy(model)`."
+            )

@@ -28,7 +28,7 @@ from stowage.stages.partition.forward import forward_nodes
 from stowage.stages.profile import CostStore, Similar, estimated_costs, profile_trace, times_are_known
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.program import forget_source
-from stowage.stages.runtime.sharding.agreement import heard, together
+from stowage.stages.runtime.sharding.agreement import NO_HINTS, heard, together
 from stowage.stages.runtime.sharding.ranks import Ranks
 from stowage.stages.solve import LowerTier
 from stowage.stages.solve.evaluation import solve_forward
@@ -170,7 +170,7 @@ class Planning(Protocol):
     watch: Watch
     ranks: Ranks | None
 
-    def agree(self, facts: Mapping[str, str]) -> None:
+    def agree(self, facts: Mapping[str, str], hints: Mapping[str, str] = NO_HINTS) -> None:
         """Compare with other ranks what this one is about to do."""
 
     def forward(self, recorded: RecordedForward, resting: Resting) -> Planned:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stowage.flows.api.arguments import check_arguments, check_objective
+from stowage.flows.api.arguments import check_arguments, check_at_hand, check_objective
 from stowage.flows.api.binding import ExecutionChoice
 from stowage.flows.api.budget import RunBudget, free_for
 from stowage.flows.api.check.when import check_of
@@ -274,6 +274,7 @@ def fit(
             lossy,
         )
         check_objective(loss, forward)
+        check_at_hand(model)
         if isinstance(optimizer, torch.optim.Optimizer) and any(p.is_meta for p in model.parameters()):
             raise ParameterError(
                 "Parameters on the meta device are replaced when their weights are loaded: pass a function that makes "

@@ -32,7 +32,7 @@ from stowage.stages.optimizers import Bench, KnownOptimizer
 from stowage.stages.profile import CostStore, Similar, estimated_costs
 from stowage.stages.rewrite import variants_of
 from stowage.stages.rewrite.lossy import allowed
-from stowage.stages.runtime.sharding.agreement import agree
+from stowage.stages.runtime.sharding.agreement import NO_HINTS, agree
 from stowage.stages.runtime.sharding.ranks import Ranks
 from stowage.stages.sensitivity import ErrorStore, StepTensors, gradient_errors
 from stowage.stages.solve import Known, LowerTier, PlanRequest, Reserve, check_method, eager_peak_bytes
@@ -149,14 +149,14 @@ class Planner:
         self._kinds.add(micro_batch)
         return found
 
-    def agree(self, facts: Mapping[str, str]) -> None:
-        """Compare with the other ranks, where there are some, what this one is about to do.
+    def agree(self, facts: Mapping[str, str], hints: Mapping[str, str] = NO_HINTS) -> None:
+        """Compare with the other ranks, where there are some, what this one is about to do; see `agree`.
 
         Raises:
             RankError: a rank is about to do something else.
         """
         if self.ranks is not None:
-            agree(self.ranks, facts)
+            agree(self.ranks, facts, hints)
 
     def in_buckets(self, micro_batch: MicroBatch) -> MicroBatch:
         """Return a micro-batch with the size of buckets that was chosen for it."""

@@ -32,7 +32,7 @@ from stowage.stages.optimizers import KnownOptimizer, OptimizerSignature
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.runtime.program import forget_source
-from stowage.stages.runtime.sharding.agreement import heard, together
+from stowage.stages.runtime.sharding.agreement import NO_HINTS, heard, together
 from stowage.stages.sensitivity import StepTensors
 from stowage.stages.structure.generators import forked_generators
 from stowage.stages.trace import MicroBatch, Outside, Recorded, with_outside
@@ -239,7 +239,8 @@ class Programs:
                     "tensor in the batch": tensors_text(key[0]),
                     "place in the update": place_text(micro_batch),
                     "plan": self._made[id(key), micro_batch] if known is not None else "none yet",
-                }
+                },
+                {"plan": reason} if known is None and (reason := self._reason(key, micro_batch)) else NO_HINTS,
             )
         if known is None:
             known = with_true_kernels(
@@ -270,8 +271,7 @@ class Programs:
 
     def _make(self, key: Key, batch: Any, micro_batch: MicroBatch, *, ahead: bool) -> KnownSteps:
         began = time.perf_counter()
-        first = not self.known and not self._seen
-        reason = "" if first else why(*key, micro_batch, [k.key for k in self.known], self._seen)
+        reason = self._reason(key, micro_batch)
         recorded, planned = self._planned(key, batch, micro_batch, reason, ahead=ahead)
         if self._planner.ranks is not None:
             made = self._made[id(key), micro_batch] = planned.digest()
@@ -282,6 +282,18 @@ class Programs:
         self._recording.untold_s = 0.0
         # The groups are read now: planning has learnt which of their entries the optimizer changes itself.
         return KnownSteps(self._groups(), key, self._planner.in_buckets(micro_batch), planned, program)
+
+    def _reason(self, key: Key, micro_batch: MicroBatch) -> str:
+        """Say why a step is planned; "" for the first one of a run."""
+        if not self.known and not self._seen:
+            return ""
+        same = next((k for k in self.known if k.key is key and k.micro_batch == micro_batch), None)
+        optimizer = self._groups()
+        if same is not None and same.optimizer is not None and optimizer is not None and same.optimizer != optimizer:
+            names = {id(p): name for name, p in self._model.named_parameters()}
+            differences = same.optimizer.differences(optimizer, names)
+            return "the optimizer has changed: " + differences[0].removesuffix(".")
+        return why(*key, micro_batch, [k.key for k in self.known], self._seen)
 
     def _planned(
         self, key: Key, batch: Any, micro_batch: MicroBatch, reason: str, *, ahead: bool

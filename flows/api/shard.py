@@ -15,10 +15,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
-from stowage.flows.api.arguments import check_arguments, check_objective
+from stowage.flows.api.arguments import check_arguments, check_at_hand, check_objective
 from stowage.flows.api.reasons import tensors_text
 from stowage.flows.api.several_ranks import facts_of, rounding_of_shards
 from stowage.flows.api.sharding.choose import Situation, choose
+from stowage.flows.api.sharding.given import in_order
 from stowage.flows.api.sharding.machine import host_memory, parallel_machine
 from stowage.flows.api.sharding.plan import ShardPlan
 from stowage.flows.api.sharding.precision import check_policy
@@ -90,7 +91,8 @@ def shard(
         choices: chooses the state of each group of parameters, instead of the plan's own choice.
         costs: `measured` runs each distinct call of the model first; `roofline` estimates them.
         prefetch: groups that are gathered ahead of their use; if None, one on GPUs, and none on a CPU.
-        broadcast_buffers: give all ranks the first rank's buffers before each forward in training, as DDP does.
+        broadcast_buffers: give all ranks the first rank's buffers before forwards, as DDP does: before each but those
+            between micro-batches that are reduced together, and those that follow one without gradients.
         mixed_precision: FSDP2's own policy, for all groups: weights stay and are updated in the type that they are
             stored in, and are gathered and computed with in `param_dtype`; gradients are reduced in `reduce_dtype`; the
             model's outputs are of `output_dtype`. One rank on which everything fits has it too, through `fully_shard`.
@@ -159,7 +161,7 @@ def shard(
         )
         if choices is None:
             return ShardPlan.of(situation, choose(situation), mixed_precision).to_json()
-        given = choices(profile.groups, machine, budget - resident_bytes, host)
+        given = in_order(choices(profile.groups, machine, budget - resident_bytes, host), profile.groups)
         return ShardPlan.of(situation, situation.describe("given", given), mixed_precision).to_json()
 
     plan = ShardPlan.from_json(make() if here.ranks is None else from_first(make, here.ranks, "the plan of rank 0"))
@@ -194,6 +196,7 @@ def shard(
 
 
 def _check(model: nn.Module, optimizer: torch.optim.Optimizer | None, names: dict[int, str]) -> None:
+    check_at_hand(model)
     if any(isinstance(m, FSDPModule) for m in model.modules()):
         raise ParameterError("The model is sharded already: call shard once, on the whole model.")
     for name, parameter in model.named_parameters():
@@ -213,8 +216,13 @@ def _check(model: nn.Module, optimizer: torch.optim.Optimizer | None, names: dic
 
 
 def _check_cut(model: nn.Module, optimizer: torch.optim.Optimizer | None, mesh: DeviceMesh) -> None:
-    """Refuse what `fully_shard` cannot cut, or an optimizer cannot step then."""
+    """Refuse what `fully_shard` cannot cut or would lose, or an optimizer cannot step then."""
     for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            raise ParameterError(
+                f"Parameter '{name}' has a gradient, which sharding would drop: set it to None "
+                "(`optimizer.zero_grad()`) before shard, or call shard before the first backward."
+            )
         if not parameter.is_contiguous():
             raise ParameterError(
                 f"Parameter {name} of shape {tuple(parameter.shape)} lies in memory with strides {parameter.stride()}, "

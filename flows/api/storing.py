@@ -22,15 +22,27 @@ class Storing(ABC):
 
     Attributes:
         model: the model whose weights are saved.
+        optimizer: the optimizer that holds the states, if there is one.
         frozen: what chooses the units that train in each step; None where nothing is ever frozen.
     """
 
     model: nn.Module
+    optimizer: torch.optim.Optimizer | None
     frozen: FrozenSteps | None
 
     @abstractmethod
     def contents(self) -> Contents:
         """Return access to the tensors wherever they are, one at a time."""
+
+    def _refuse_waiting(self) -> None:
+        if self.optimizer is None:  # gradients are the user's own
+            return
+        waiting = next((name for name, p in self.model.named_parameters() if p.grad is not None), None)
+        if waiting is not None:
+            raise ParameterError(
+                f"The gradient of parameter '{waiting}' waits for an update, and a checkpoint has no gradients: save "
+                "after the micro-batch that updates, or set the gradients to None to drop them."
+            )
 
     def _device(self) -> torch.device | None:
         return next((p.device for p in self.model.parameters()), None)
@@ -40,7 +52,11 @@ class Storing(ABC):
 
         One process writes a file. Of several ranks, which all call this, each writes what it has into a folder; `load`
         reads either, on any number of ranks.
+
+        Raises:
+            ParameterError: gradients of a micro-batch wait for an update: a checkpoint has none.
         """
+        self._refuse_waiting()
         with current(self._device()):
             state = self.frozen.state_dict() if self.frozen is not None else None
             checkpoint.save_checkpoint(Path(path), "", 0, self.contents(), scheduler, [], state)

@@ -100,3 +100,22 @@ def test_what_is_known_of_nothing_is_planned_with_the_effort_asked_for(
     step((torch.randn(40, 6),))
     assert [e == QUICK for e in used] == [False, effort == "quick"]
     assert any("training waits" in s for s in said)
+
+
+def test_a_changed_optimizer_is_the_reason(fit_stores: Path) -> None:
+    said: list[str] = []
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = fit(
+        model,
+        torch.randn(2, 4),
+        optimizer,
+        device_budget="1GiB",
+        loss=lambda out, _: out.square().mean(),
+        cache_dir=fit_stores,
+        quick=True,
+        say=said.append,
+    )
+    optimizer.param_groups[0]["momentum"] = 0.9
+    step(torch.randn(2, 4))
+    assert any("the optimizer has changed: momentum of group 0" in text for text in said)

@@ -94,6 +94,23 @@ def trained(from_disk: Callable[[], TrainingStep], count: int = 2) -> TrainingSt
     return step
 
 
+def test_a_checkpoint_between_micro_batches_is_refused(fit_stores: Path, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = torch.randn(4, 8)
+    step = fit(
+        model, batch, optimizer, device_budget="200%", loss=loss_of, accumulate=2, cache_dir=fit_stores, quick=True
+    )
+    step(batch, update=False)
+    waiting = [p.grad for p in model.parameters()]
+    with pytest.raises(ParameterError, match=r"The gradient of parameter '0\.weight' waits for an update"):
+        step.save(tmp_path / "between")
+    assert not (tmp_path / "between").exists()
+    assert all(p.grad is own for p, own in zip(model.parameters(), waiting, strict=True))
+    step(batch)
+    step.save(tmp_path / "after")
+
+
 def test_a_run_that_is_saved_and_loaded_ends_like_one_that_is_not(
     from_disk: Callable[[], TrainingStep], tmp_path: Path
 ) -> None:

@@ -274,7 +274,8 @@ def test_later(fit_stores: Path) -> None:
     assert first == second
     assert "Rank 1 has another batch than rank 0: (5, 4), not (6, 4)" in first["batch"]
     assert re.fullmatch(
-        "RankError: Rank 1 has another plan than rank 0: none yet, not [0-9a-f]{16}; give all ranks the same.",
+        r"RankError: Rank 1 has another plan than rank 0: none yet \(shape \(6, 4\) again, whose program had made room "
+        r"for others\), not [0-9a-f]{16}; give all ranks the same\.",
         first["plan"],
     )
     assert first["dtype"] == (
@@ -445,3 +446,29 @@ def test_a_group_of_one_process_trains_as_without_a_group_and_exchanges_nothing(
     assert not {action for action, _, _ in actions} & {"gather", "scatter"}
     assert all(map(torch.equal, parameters, plain_parameters))
     assert found["exchanged"] == []
+
+
+def _changed_after_fit(stores: Path) -> list[str]:
+    one = dist.get_rank() == 1
+    model = _net()
+    step = _fit(model, stores)
+    batch = torch.randn(6, 4)
+    step(batch)
+    said = []
+    if one:
+        model.eval()
+    said.append(_said(lambda: step(batch)))
+    model.train()
+    model[0].requires_grad_(not one)
+    said.append(_said(lambda: step(batch)))
+    model[0].requires_grad_(True)
+    step(batch)
+    return said
+
+
+def test_what_one_rank_changes_after_fit_is_named(fit_stores: Path) -> None:
+    first, second = on_ranks(2, _changed_after_fit, fit_stores)
+    assert first == second
+    mode, trained = first
+    assert "none yet (the model has changed: the model is in evaluation mode;" in mode
+    assert "none yet (the model has changed: 0.bias is" in trained

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from stowage import fit, shard
-from stowage.stages.ir.errors import ParameterError
+from stowage.stages.ir.errors import ParameterError, StowageError
 from stowage.stages.ir.parallel import GroupChoice
 from tests.sharding.processes import on_ranks
 
@@ -75,3 +75,75 @@ def test_a_process_that_is_not_in_the_group(fit_stores: Path) -> None:
         *["This process is not in group"] * 2,
         *["group is 'world', which is no process group"] * 2,
     ]
+
+
+def _given_wrong(stores: Path) -> list[str]:
+    def kept(groups: Any) -> list[GroupChoice]:
+        return [GroupChoice(g.group, False, True) for g in groups]
+
+    wrong = [
+        lambda groups, *_: None,
+        lambda groups, *_: kept(groups)[:-1],
+        lambda groups, *_: [*kept(groups), GroupChoice(99, False, True)],
+        lambda groups, *_: [*kept(groups), kept(groups)[0]],
+        lambda groups, *_: [(False, True) for _ in groups],
+    ]
+    said = []
+    for choose in wrong:
+        model, batch = _made()
+        with pytest.raises((ParameterError, StowageError)) as refusal:
+            shard(model, batch, None, device_budget="1GiB", loss=_mean, choices=choose, cache_dir=stores)
+        said.append(str(refusal.value))
+    return said
+
+
+def test_choices_that_are_not_one_for_each_group(fit_stores: Path) -> None:
+    first, second = on_ranks(2, _given_wrong, fit_stores)
+    assert [text.split(": return one GroupChoice")[0] for text in first] == [
+        "choices returned None",
+        "choices returned no choice for group 2 (2)",
+        "choices returned a choice for group 99, which is none",
+        "choices returned two choices for group 0",
+        "choices returned (False, True) for a group",
+    ]
+    assert all(text.startswith("Rank 0 could not plan: ParameterError: choices returned") for text in second)
+
+
+def _with_gradients(stores: Path) -> dict[str, Any]:
+    model, batch = _made()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if dist.get_rank() == 1:
+        _mean(model(batch), batch).backward()
+    said = {}
+    for name, work in (("fit", partial(fit, quick=True, group=dist.group.WORLD)), ("shard", shard)):
+        with pytest.raises(StowageError) as refusal:
+            work(model, batch, optimizer, device_budget="1GiB", loss=_mean, cache_dir=stores)
+        said[name] = str(refusal.value)
+    assert all(type(p) is nn.Parameter for p in model.parameters())
+    assert (model[0].weight.grad is not None) == (dist.get_rank() == 1)
+    return said
+
+
+def test_gradients_that_sharding_would_drop(fit_stores: Path) -> None:
+    for said in on_ranks(2, _with_gradients, fit_stores):
+        assert "arameter '0.weight' has a gradient" in said["fit"]
+        assert "arameter '0.weight' has a gradient, which sharding would drop" in said["shard"]
+
+
+def _fitted_before(stores: Path) -> list[str]:
+    model, batch = _made()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    given: dict[str, Any] = {"device_budget": "1GiB", "loss": _mean, "group": dist.group.WORLD, "cache_dir": stores}
+    step = fit(model, batch, optimizer, quick=True, **given)
+    said = []
+    for work in (partial(fit, quick=True), shard):
+        with pytest.raises(ParameterError) as refusal:
+            work(model, batch, optimizer, **given)
+        said.append(str(refusal.value))
+    step(batch)
+    return said
+
+
+def test_a_model_that_is_fitted_already(fit_stores: Path) -> None:
+    for said in on_ranks(2, _fitted_before, fit_stores):
+        assert all(text.startswith("Parameter '0.weight' is dealt out to ranks: a step that was made") for text in said)

@@ -5,5 +5,6 @@
 - `repeat.py`: rows of all blocks, from rows of a few.
 - `machine.py`: the machine as the ranks measure it.
 - `choose.py`: the state of each group.
+- `given.py`: the states that a user's own function chooses.
 - `plan.py`: the plan that `shard` returns.
 """

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import zip_longest
+from types import MappingProxyType
 from typing import TypeVar
 
 from stowage.stages.ir.errors import RankError, StowageError
@@ -26,14 +27,21 @@ BEFORE = 20
 FAILURE = "failure"
 """The fact of a rank that has failed: its error, as text."""
 
+NO_HINTS: Mapping[str, str] = MappingProxyType({})
+
 _TOLD = "told_other_ranks"
 """An attribute of errors that the other ranks have heard of."""
 
 Result = TypeVar("Result")
 
 
-def agree(ranks: Ranks, facts: Mapping[str, str]) -> None:
+def agree(ranks: Ranks, facts: Mapping[str, str], hints: Mapping[str, str] = NO_HINTS) -> None:
     """Return if all ranks have the same facts; all call this together.
+
+    Args:
+        ranks: all of them.
+        facts: what must be equal.
+        hints: why this rank may have other facts of these names than the others, for errors; they need not be equal.
 
     Raises:
         RankError: on all ranks, where one has other facts than most.
@@ -41,9 +49,9 @@ def agree(ranks: Ranks, facts: Mapping[str, str]) -> None:
     digest = hashlib.blake2b(json.dumps(sorted(facts.items())).encode(), digest_size=7).digest()
     if ranks.same(int.from_bytes(digest, "big"), "what all ranks are about to do"):
         return
-    found = ranks.all(dict(facts), "what all ranks are about to do")
-    raise_failure([facts.get(FAILURE) for facts in found])
-    raise RankError(difference(found))
+    found = ranks.all((dict(facts), dict(hints)), "what all ranks are about to do")
+    raise_failure([facts.get(FAILURE) for facts, _ in found])
+    raise RankError(difference([facts for facts, _ in found], [own for _, own in found]))
 
 
 @contextmanager
@@ -112,17 +120,18 @@ def raise_failure(texts: Sequence[str | None]) -> None:
             raise RankError(f"Rank {rank} failed: {said}")
 
 
-def difference(found: Sequence[Mapping[str, str]]) -> str:
-    """Return which rank departs from most of them, and in what, as a sentence."""
+def difference(found: Sequence[Mapping[str, str]], hints: Sequence[Mapping[str, str]] = ()) -> str:
+    """Return which rank departs from most of them, and in what, as a sentence; `hints` say of each rank why."""
     for name in dict.fromkeys(name for facts in found for name in facts):
         values = [facts.get(name, "nothing") for facts in found]
         usual = Counter(values).most_common(1)[0][0]  # of equally many, what the first rank has
         other = next((rank for rank, value in enumerate(values) if value != usual), None)
         if other is not None:
             own, theirs = _shown(values[other], usual)
+            because = f" ({hints[other][name]})" if hints and name in hints[other] else ""
             return (
-                f"Rank {other} has another {name} than rank {values.index(usual)}: {own}, not {theirs}; give all ranks "
-                "the same."
+                f"Rank {other} has another {name} than rank {values.index(usual)}: {own}{because}, not {theirs}; give "
+                "all ranks the same."
             )
     return "Ranks differ, and not in anything that has a name; start them with the same script and versions."
 
