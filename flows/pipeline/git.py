@@ -12,10 +12,21 @@ from pathlib import Path
 
 from stowage.stages.ir.errors import StowageError
 
+OWN_FILES = (
+    "params.yaml",
+    "dvc.yaml",
+    "dvc.lock",
+    ".dvc/config",
+    ".dvcignore",
+    "artifacts/device.json",
+    "artifacts/inputs.yaml",
+)
+"""Files of a project that a run needs, whether Git has them or not."""
+
 
 @dataclass(frozen=True)
 class TreeSnapshot:
-    """A commit of tracked files as they are now and of new Python files; on no branch.
+    """A commit of tracked files as they are now, of new Python files and of the project's own; on no branch.
 
     Attributes:
         commit: its hash.
@@ -47,18 +58,34 @@ def git(root: Path, *arguments: str, environment: Mapping[str, str] | None = Non
 
 
 def snapshot(root: Path) -> TreeSnapshot:
-    """Commit the working tree as it is without touching it, its index or its branch."""
+    """Commit the working tree as it is without touching it, its index or its branch, which may have no commit yet."""
+    head = _head(root)
     with tempfile.TemporaryDirectory() as folder:
         index = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
-        git(root, "read-tree", "HEAD", environment=index)
-        git(root, "add", "--update", ":/", environment=index)
-        git(root, "add", "--", ":/*.py", environment=index)
+        if head:
+            git(root, "read-tree", "HEAD", environment=index)
+            git(root, "add", "--update", ":/", environment=index)
+        found = git(root, "ls-files", "-z", "--others", "--exclude-standard", "--", ":/*.py").split("\0")
+        own = [name for name in (*found, *OWN_FILES) if name and (root / name).is_file()]
+        if own:
+            git(root, "add", "--force", "--", *own, environment=index)
         tree = git(root, "write-tree", environment=index)
-    if tree == git(root, "rev-parse", "HEAD^{tree}"):
-        return TreeSnapshot(git(root, "rev-parse", "HEAD"), tree)
+    if head and tree == git(root, "rev-parse", "HEAD^{tree}"):
+        return TreeSnapshot(head, tree)
     nobody = {f"GIT_{who}_{what}": "stowage" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-    commit = git(root, "commit-tree", tree, "-p", "HEAD", "-m", "A run's snapshot", environment=nobody)
+    parents = ["-p", "HEAD"] if head else []
+    commit = git(root, "commit-tree", tree, *parents, "-m", "A run's snapshot", environment=nobody)
     return TreeSnapshot(commit, tree)
+
+
+def _head(root: Path) -> str | None:
+    """Return the hash of the branch's commit; None where there is none yet."""
+    try:
+        return git(root, "rev-parse", "--verify", "--quiet", "HEAD")
+    except StowageError:
+        if not git(root, "rev-parse", "--is-inside-work-tree"):
+            raise
+        return None
 
 
 def add_worktree(root: Path, folder: Path, commit: str) -> None:

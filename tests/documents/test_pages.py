@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from stowage.flows.benchmark import application
 from stowage.stages.formulations.block import checkmate
 from stowage.stages.formulations.block.rk_checkmate import model as rk_checkmate
 from stowage.stages.formulations.cluster.h_ilp import equations as h_ilp
@@ -97,3 +98,10 @@ def test_the_page_of_a_formulation_has_its_equations(page: str, numbers: dict[st
     text = text_of(f"docs/design/formulations/{page}.md")
     rows = set(re.findall(r"^\| ([\dC.]+) \|", text, re.MULTILINE)) | set(re.findall(r"`(\w+)`", text))
     assert sorted(set(numbers) - rows) == []
+
+
+def test_every_benchmark_is_in_the_table_of_commands() -> None:
+    text = (ROOT / "docs" / "guide" / "commands.md").read_text()
+    names = {command.name or command.callback.__name__ for command in application.registered_commands}  # type: ignore[union-attr]
+    assert len(names) > 10
+    assert not [name for name in sorted(names) if f"`{name}`" not in text and f"`{name} " not in text]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from pipeline_projects import commit, run, set_parameters
 
 from stowage.flows.pipeline import dvc as _dvc
 from stowage.flows.pipeline.dvc import StageFailedError, changed_stages, reproduce
-from stowage.flows.pipeline.git import git
+from stowage.flows.pipeline.git import git, snapshot
 from stowage.flows.pipeline.overrides import parse_assignments
 from stowage.flows.pipeline.project import find_root, stage_environment
 from stowage.flows.pipeline.workspace import open_workspace
@@ -95,6 +96,31 @@ def test_a_worktree_has_uncommitted_edits_and_new_code(toy: Path) -> None:
         assert json.loads((workspace.root / "artifacts/trace/value.json").read_text())["seed"] == 5
         assert (workspace.root / "my_model.py").is_file()
     assert git(toy, "diff", "--cached") == index
+
+
+def test_a_worktree_of_a_repository_without_a_commit(toy: Path) -> None:
+    shutil.rmtree(toy / ".git")
+    git(toy, "init", "--quiet")
+    (toy / "other.py").write_text("size = 1\n")
+    with open_workspace(toy, BUDGET, print) as workspace:
+        reproduce_both(workspace.root)
+        assert json.loads((workspace.root / "artifacts/solve/value.json").read_text()) == {"device_budget": "900MiB"}
+        assert (workspace.root / "other.py").is_file()
+    assert not git(toy, "status", "--porcelain", "--", "params.yaml").startswith("A")
+
+
+def test_a_worktree_has_the_projects_files_that_nobody_has_committed(toy: Path) -> None:
+    (toy / ".gitignore").write_text((toy / ".gitignore").read_text() + "/params.yaml\n")
+    git(toy, "rm", "--quiet", "--cached", "params.yaml", "dvc.yaml")
+    commit(toy, "Without them")
+    (toy / "artifacts").mkdir(exist_ok=True)
+    (toy / "artifacts" / "device.json").write_text("{}")
+    with open_workspace(toy, BUDGET, print) as workspace:
+        assert {"params.yaml", "dvc.yaml", "artifacts/device.json"} <= {
+            str(path.relative_to(workspace.root)) for path in workspace.root.rglob("*") if path.is_file()
+        }
+    with pytest.raises(StowageError, match="not a git repository"):
+        snapshot(toy.parent)
 
 
 def test_inputs_that_git_ignores_are_there(toy: Path) -> None:
