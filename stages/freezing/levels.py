@@ -80,7 +80,7 @@ class _Levels:
     def _computed(self, number: int, step: Step, guard: int) -> MaskedBytes:
         plan, node = self._plan, self._plan.nodes[step.node]
         outputs = plan.guards.outputs[number]
-        own = plan.workspaces.of(node, outputs, guard).by_guard()
+        own = Counter(plan.workspaces.of(node, outputs, guard).by_guard())
         optional = {o.storage: o for o in omissible(plan.trace, node, outputs, guard)}
         for storage in node.creates:
             self._take(storage, optional[storage].guard if storage in optional else guard)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from stowage.stages.freezing.kernels import trained_guards
 from stowage.stages.freezing.outputs import optional_results
@@ -27,36 +27,44 @@ class Workspace:
     """
 
     guard: int
-    flags: Sequence[int]
-    nbytes: Sequence[int]
+    flags: tuple[int, ...]
+    nbytes: tuple[int, ...]
 
     def under(self, mask: int) -> int:
         """Return the bytes under a mask under which the row runs."""
         return self.nbytes[sum(bool(guard & mask) << i for i, guard in enumerate(self.flags))]
 
-    def by_guard(self) -> Counter[int]:
-        """Return the bytes as a sum over guards that a mask has something of.
+    def by_guard(self) -> Mapping[int, int]:
+        """Return the bytes as a sum over guards that a mask has something of."""
+        return _by_guard(self) if self.flags else {self.guard: self.nbytes[0]}
 
-        Leaving out flags gives back bytes, and leaving out more of them more: with f(A) what is given back where no
-        guard in A has something of the mask, f(A) = Σ_{B ⊆ A} c(B), and c(B) counts where any of B does.
-        """
-        guards = list(dict.fromkeys([*self.flags, self.guard]))
-        row, whole = 1 << guards.index(self.guard), (1 << len(guards)) - 1
-        most = self._with(guards, whole)
-        more = [most - self._with(guards, whole & ~out) * bool(whole & ~out & row) for out in range(whole + 1)]
-        for i in range(len(guards)):
-            for out in range(whole + 1):
-                if out >> i & 1:
-                    more[out] -= more[out & ~(1 << i)]
-        found: Counter[int] = Counter()
-        for out, nbytes in enumerate(more):
-            if nbytes:
-                found[joined(*(guard for i, guard in enumerate(guards) if out >> i & 1))] += nbytes
-        return found
 
-    def _with(self, guards: Sequence[int], there: int) -> int:
-        """Return the bytes where exactly some of the guards have something of the mask."""
-        return self.nbytes[sum((there >> guards.index(guard) & 1) << i for i, guard in enumerate(self.flags))]
+@lru_cache(maxsize=4096)
+def _by_guard(workspace: Workspace) -> Mapping[int, int]:
+    """Return bytes by guard.
+
+    Leaving out flags gives back bytes, and leaving out more of them more: with f(A) what is given back where no guard
+    in A has something of the mask, f(A) = Σ_{B ⊆ A} c(B), and c(B) counts where any of B does.
+    """
+    guards = list(dict.fromkeys([*workspace.flags, workspace.guard]))
+    row, whole = 1 << guards.index(workspace.guard), (1 << len(guards)) - 1
+
+    def with_these(there: int) -> int:
+        """Return the bytes where exactly these guards have something of the mask."""
+        if not there & row:
+            return 0
+        return workspace.nbytes[sum((there >> guards.index(g) & 1) << i for i, g in enumerate(workspace.flags))]
+
+    more = [with_these(whole) - with_these(whole & ~out) for out in range(whole + 1)]
+    for i in range(len(guards)):
+        for out in range(whole + 1):
+            if out >> i & 1:
+                more[out] -= more[out & ~(1 << i)]
+    found: Counter[int] = Counter()
+    for out, nbytes in enumerate(more):
+        if nbytes:
+            found[joined(*(guard for i, guard in enumerate(guards) if out >> i & 1))] += nbytes
+    return found
 
 
 class Workspaces:
@@ -91,4 +99,4 @@ class Workspaces:
             elif call.target in FLAGGED:
                 optional = {o.output: o.guard for o in optional_results(self.trace, call, later, guard)}
                 flags += [optional.get(result, guard) for result in asked_for(call.arguments)]
-        return Workspace(guard, flags, node.flagged_bytes)
+        return Workspace(guard, tuple(flags), node.flagged_bytes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 
 from stowage.stages.ir.by_training import BY_TRAINING
 
@@ -23,9 +24,10 @@ FLAGGED = frozenset(
 """Kernels whose last argument has a flag for each result, `output_mask`; eager's engine sets it by what trains."""
 
 
-def asked_for(arguments: str) -> list[int]:
+@lru_cache(maxsize=4096)
+def asked_for(arguments: str) -> tuple[int, ...]:
     """Return the positions of the results that the traced step asks a kernel in `FLAGGED` for."""
-    return [i for i, flag in enumerate(json.loads(arguments)["args"][-1]) if flag is True]
+    return tuple(i for i, flag in enumerate(json.loads(arguments)["args"][-1]) if flag is True)
 
 
 def flag_count(target: str, arguments: str) -> int:

@@ -25,7 +25,8 @@ def _workspaces(draw: Any) -> Workspace:
     guards = st.sets(st.sampled_from([bit(u) for u in range(UNITS)]), min_size=1).map(lambda own: joined(*own))
     flags = draw(st.lists(guards | st.just(ALWAYS), max_size=3))
     row = joined(draw(guards), *flags) if draw(st.booleans()) else draw(guards | st.just(ALWAYS))
-    return Workspace(row, flags, draw(st.lists(st.integers(0, 9), min_size=1 << len(flags), max_size=1 << len(flags))))
+    nbytes = draw(st.lists(st.integers(0, 9), min_size=1 << len(flags), max_size=1 << len(flags)))
+    return Workspace(row, tuple(flags), tuple(nbytes))
 
 
 @given(_workspaces())
