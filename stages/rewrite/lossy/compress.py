@@ -19,7 +19,7 @@ from dataclasses import replace
 from stowage.stages.ir.trace import AGAIN, Call, TraceTables
 from stowage.stages.rewrite.lossy.codecs import Codec, Codes
 from stowage.stages.rewrite.lossy.emitter import Emitter, Form, Lines, Place, reading
-from stowage.stages.rewrite.lossy.saved import Part, Saved, saved_values
+from stowage.stages.rewrite.lossy.saved import Part, Saved, saved_values, written_as
 
 FARTHEST = 24
 """Readers with more calls than this between them each get a value of their own, unpacked from the same codes."""
@@ -139,8 +139,12 @@ class _Backward:
         if value >= len(self._trace.values) or self._trace.values[value].storage not in self._old:
             return value
         call = self._trace.calls[self._trace.values[value].call]
-        if not call.is_view and call.call not in self._again:  # a call that writes in place returns what it wrote
-            self._renamed[value] = self._renamed[self._base[self._trace.values[value].storage]]
+        if not call.is_view and call.call not in self._again:
+            written = written_as(self._trace, value)
+            if written is None:  # what makes the storage
+                self._renamed[value] = self._renamed[self._base[self._trace.values[value].storage]]
+            else:  # a call that writes in place returns what it wrote, be it a view
+                self._renamed[value] = self._of(written, event)
             return self._renamed[value]
         for read in call.reads:
             self._of(read, event)

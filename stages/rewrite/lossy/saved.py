@@ -179,6 +179,9 @@ class _Search:
         if not is_whole(base, nbytes):
             return None
         forward = [c.call for c in self._touched[own] if c.phase == "forward"]
+        returned = [v for c in forward if c != maker.call for v in trace.calls[c].returns]
+        if any(v >= 0 and self._storage_of[v] == own and written_as(trace, v) is None for v in returned):
+            return None
         return Part(own, base.value, maker.call, max([maker.call, *forward]))
 
     def _saved(self, parts: Sequence[Part], again: Sequence[Call]) -> Saved | None:
@@ -232,7 +235,8 @@ class _Search:
                 continue
             seen.add(call.call)
             reads = {self._storage_of[v] for v in call.reads}
-            if self._is_cheap(call, own) and all(s in within or self._is_there(s) for s in reads):
+            there = all(s in within or self._is_there(s) for s in reads)
+            if there and self._is_cheap(call, own) and not any(self._changes_after(s, call) for s in reads):
                 made = {self._storage_of[v] for v in call.returns if v >= 0}
                 if not made.intersection(self._staying) and all(self._written_once(s, call) for s in made):
                     within |= made
@@ -256,6 +260,12 @@ class _Search:
             return any(c.phase == "backward" for c in self._touched[storage])
         return all(storage not in c.mutates for c in self._touched[storage] if c.phase == "forward")
 
+    def _changes_after(self, storage: int, call: Call) -> bool:
+        """Say whether something is written into a storage after a call of forward, which would then read that."""
+        if self._roles[storage] != "temporary":  # parameters are updated behind everything that reads them
+            return False
+        return any(storage in c.mutates and c.call > call.call for c in self._touched[storage])
+
     def _written_once(self, storage: int, call: Call) -> bool:
         return self._maker[storage] is call and all(storage not in c.mutates for c in self._touched[storage])
 
@@ -269,6 +279,20 @@ class _Search:
                 wanted |= {self._storage_of[v] for v in call.reads}
                 found.append(call)
         return found[::-1]
+
+
+def written_as(trace: TraceTables, value: int) -> int | None:
+    """Return the argument that a call which writes in place has written, and returns as a value.
+
+    None where a value is no argument of its call: what makes it has written nothing.
+    """
+    row = trace.values[value]
+    for read in trace.calls[row.call].reads if row.call >= 0 else ():
+        other = trace.values[read]
+        same = (other.storage, other.offset, other.shape, other.stride, other.dtype)
+        if same == (row.storage, row.offset, row.shape, row.stride, row.dtype):
+            return read
+    return None
 
 
 def is_whole(base: Value, nbytes: int) -> bool:
