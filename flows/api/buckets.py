@@ -13,7 +13,7 @@ from torch import nn
 
 from stowage.flows.planning.planned import Planned
 from stowage.stages.device.rates.collectives import CollectiveRates
-from stowage.stages.ir.errors import Infeasible
+from stowage.stages.ir.errors import NO_PLAN, Infeasible, NoRoomInLowerTier
 from stowage.stages.rewrite.buckets import block_of
 from stowage.stages.trace import MicroBatch
 
@@ -73,11 +73,11 @@ def plan_by_buckets(
         Infeasible: the budget can be met with none; the one that needs least is reported.
     """
     found: list[tuple[Planned, int]] = []
-    failures: list[Infeasible] = []
+    failures: list[Infeasible | NoRoomInLowerTier] = []
     for size in sizes:
         try:
             found.append((plan(replace(micro_batch, bucket_bytes=size)), size))
-        except Infeasible as failure:
+        except NO_PLAN as failure:
             failures.append(failure)
             continue
         summary = found[-1][0].summary

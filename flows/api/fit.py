@@ -153,7 +153,7 @@ def _settings(steps: Steps, choices: Choices) -> dict[str, Any]:
         "freeze": choices.freeze.text() if choices.freeze is not None else None,
         "host_budget": choices.offload.host,
         "disk_budget": choices.offload.disk,
-        "offload_dir": "one" if choices.offload.dir is not None else None,
+        "offload_dir": "a folder of its own" if choices.offload.dir is not None else None,
     }
 
 

@@ -27,7 +27,7 @@ from stowage.flows.planning.effort import QUICK
 from stowage.flows.planning.planned import Planned
 from stowage.flows.planning.true_kernels import with_true_kernels
 from stowage.stages.device import current
-from stowage.stages.ir.errors import Infeasible, ParameterError, StowageError
+from stowage.stages.ir.errors import NO_PLAN, Infeasible, NoRoomInLowerTier, ParameterError, StowageError
 from stowage.stages.optimizers import KnownOptimizer, OptimizerSignature
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.offload.offloading import Offloading
@@ -145,7 +145,7 @@ class Programs:
         with heard(self._planner.ranks):
             key = self.key(batch)
             everything = with_gradient(self._record(key, batch)) if self._steps.accumulate > 1 else frozenset[str]()
-        failures: list[Infeasible] = []
+        failures: list[Infeasible | NoRoomInLowerTier] = []
         for micro_batch in self._cycle(everything):
             try:
                 if failures:  # it is refused: nothing of the model may move any more
@@ -154,7 +154,7 @@ class Programs:
                     )
                 else:
                     self._find(key, batch, micro_batch, ahead=ahead)
-            except Infeasible as failure:
+            except NO_PLAN as failure:
                 failures.append(failure)
         if failures:
             raise max(failures, key=lambda f: f.smallest_feasible_bytes)

@@ -27,7 +27,7 @@ from stowage.flows.api.storing import Storing
 from stowage.flows.api.whole_steps import whole_step
 from stowage.flows.planning.curve_result import Curve
 from stowage.flows.planning.planned import Planned
-from stowage.stages.ir.errors import Infeasible, ParameterError, StaleStep
+from stowage.stages.ir.errors import NO_PLAN, ParameterError, StaleStep
 from stowage.stages.ir.files import write_atomically
 from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.ir.run import TraceSpan
@@ -177,7 +177,7 @@ class TrainingStep(Storing):
         """Run `work`, and once more where it found no plan and this batch raises a budget in percent."""
         try:
             return work()
-        except Infeasible:
+        except NO_PLAN:
             if not self.programs.count(batch):
                 raise
             return work()

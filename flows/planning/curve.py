@@ -14,7 +14,7 @@ from stowage.flows.planning.job import Planning
 from stowage.flows.planning.sizes import everything_kept
 from stowage.flows.planning.step import solve_costed
 from stowage.stages.ir.curve import CurvePoint
-from stowage.stages.ir.errors import Infeasible, NoRoomInLowerTier, ParameterError
+from stowage.stages.ir.errors import NO_PLAN, Infeasible, NoRoomInLowerTier, ParameterError
 from stowage.stages.ir.freezable import Freezable
 from stowage.stages.settings.sizes import resolve_budget
 from stowage.stages.solve import Known, Solved, Sought, sought_budget
@@ -65,7 +65,7 @@ class CurvePlanner:
             started = time.perf_counter()
             try:
                 self._found[budget_bytes] = self._everything(budget_bytes) or self._solved(budget_bytes)
-            except (Infeasible, NoRoomInLowerTier) as error:
+            except NO_PLAN as error:
                 self._found[budget_bytes] = error
             self._seconds[budget_bytes] = time.perf_counter() - started
         found = self._found[budget_bytes]
@@ -111,7 +111,7 @@ class CurvePlanner:
             Infeasible: there is none.
             NoRoomInLowerTier: there would be one, if the lower tier had more room.
         """
-        with suppress(Infeasible, NoRoomInLowerTier):
+        with suppress(*NO_PLAN):
             self.solve(budget_bytes)
         found = [s for b, s in self._found.items() if b <= budget_bytes and isinstance(s, Solved)]
         return min(found, key=lambda s: s.summary.step_time_s) if found else self.solve(budget_bytes)

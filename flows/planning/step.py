@@ -11,7 +11,7 @@ from stowage.flows.planning.job import Costing, Planning, StepToPlan
 from stowage.flows.planning.plan_store import PlanStore
 from stowage.flows.planning.planned import Planned, finish, write_plan
 from stowage.stages.ir.defaults import METHOD
-from stowage.stages.ir.errors import Infeasible, NoRoomInLowerTier
+from stowage.stages.ir.errors import NO_PLAN, Infeasible, NoRoomInLowerTier
 from stowage.stages.ir.plan import Option
 from stowage.stages.rewrite import needed_variant
 from stowage.stages.settings.sizes import resolve_budget
@@ -171,12 +171,17 @@ def solve_costed(
         solved, options = None, list[Option]()
         lacking: list[Infeasible | NoRoomInLowerTier] = []
         distinct = {b.block_hash for v in variants for b in v.blocks}
-        if method == METHOD and effort.rules_first(len(distinct), offloads=lower_tier is not None):
+
+        def by_rules() -> None:
+            nonlocal solved, options
             options = costed.fixed_options_for(method)
             try:
                 solved = fastest(options, known.part("fixed policies"))
-            except (Infeasible, NoRoomInLowerTier) as failure:
+            except NO_PLAN as failure:
                 lacking.append(failure)
+
+        if method == METHOD and effort.rules_first(len(distinct), offloads=lower_tier is not None):
+            by_rules()
         # Exact plans of solved blocks are looked for beside a lossy plan, however fast: they may be faster.
         if (
             solved is None
@@ -187,7 +192,9 @@ def solve_costed(
             searched = costed.options_for(method, how.stores, effort, how.part)
             try:
                 found = fastest(searched, known)
-            except (Infeasible, NoRoomInLowerTier) as failure:
+            except NO_PLAN as failure:
+                if solved is None and method == METHOD and not lacking:  # they need less where blocks are not split
+                    by_rules()
                 if solved is None:
                     raise min([failure, *lacking], key=lambda f: f.smallest_feasible_bytes) from None
             else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -47,6 +47,11 @@ class NoRoomInLowerTier(StowageError):  # noqa: N818 - a result, as `Infeasible`
         super().__init__(text)
         self.smallest_feasible_bytes = smallest_feasible_bytes
         self.needed_bytes = needed_bytes
+
+    def of(self, budget_bytes: int, smallest_feasible_bytes: int) -> NoRoomInLowerTier:
+        """Return a copy that names another least budget; `budget_bytes` is in the text."""
+        del budget_bytes
+        return NoRoomInLowerTier(str(self), smallest_feasible_bytes, self.needed_bytes)
 
 
 class OffloadedError(StowageError):
@@ -119,6 +124,10 @@ class Infeasible(StowageError):  # noqa: N818 - a result, named as in the design
     mode: str = ""
     form: str = ""
 
+    def of(self, budget_bytes: int, smallest_feasible_bytes: int) -> Infeasible:
+        """Return a copy that names other budgets: the one that was asked for, and the least."""
+        return replace(self, budget_bytes=budget_bytes, smallest_feasible_bytes=smallest_feasible_bytes)
+
     def about(self, mode: str, form: str) -> Infeasible:
         """Return a copy that names a mode and the shapes of a batch."""
         return Infeasible(
@@ -147,3 +156,7 @@ class Infeasible(StowageError):  # noqa: N818 - a result, named as in the design
         """Return the mode and the batch as text, as far as they are known."""
         mode = f" in {self.mode}" if self.mode else ""
         return mode + (f" with a batch of {self.form}" if self.form else "")
+
+
+NO_PLAN = (Infeasible, NoRoomInLowerTier)
+"""What planning ends with where no plan fits, each with the least budget that has one."""

@@ -21,8 +21,7 @@ def collective_cost(call: Call, trace: TraceTables, target: DeviceDescription) -
     if not target.collective_bytes_per_s or target.collective_ranks not in (0, ranks):
         raise PlanMismatchError(
             f"The step gathers weights among {ranks} ranks, and {target.name} has no rate for that: measure it "
-            f"(`python -m stowage.stages.device {target.type} --ranks {ranks}`), or plan with the group of processes "
-            "that will train it (`fit(..., group=...)`)."
+            f"(`stowage device {target.type} --ranks {ranks}`); without a project, `fit(..., group=...)` measures it."
         )
     shards = call.reads if call.target == GATHER else call.returns
     nbytes = [trace.storages[trace.values[v].storage].nbytes for v in shards]

@@ -77,7 +77,7 @@ class Moves:
         self._sums.clear()
         pairs = iter(over_all(sums) if sums else ())
         return {
-            name: above / below if below else float("inf" if above else "nan")
+            name: above / below if below else (float("inf") if above else 0.0)
             for name, above, below in zip(updated, pairs, pairs, strict=True)
         }
 

@@ -110,12 +110,26 @@ def _address(text: str) -> str:
     return text
 
 
+def _kinds(value: object) -> object:
+    if value is None:
+        return []
+    listed = [value] if isinstance(value, str) else value
+    if value == "all":
+        return value
+    wrong = [value] if not isinstance(listed, list) else [v for v in listed if not (isinstance(v, str) and v in KINDS)]
+    if wrong:
+        shown = wrong[0][:40] if isinstance(wrong[0], str) else wrong[0]
+        raise ValueError(f"{shown!a} is no kind of codes: write a list of some of {', '.join(KINDS)}, or all")
+    return listed
+
+
 Address = Annotated[str, AfterValidator(_address)]
 FunctionPath = Annotated[str, AfterValidator(_function_path)]
 ClassName = Annotated[str, AfterValidator(_class_name)]
 PathText = Annotated[str, AfterValidator(_path)]
 Budget = Annotated[str | int, BeforeValidator(_budget)]
 Size = Annotated[str | int, BeforeValidator(_size)]
+CodeKinds = Annotated[Literal["all"] | list[str], BeforeValidator(_kinds)]
 
 
 class _Section(BaseModel):
@@ -400,16 +414,9 @@ class LossySettings(_Section):
         batches: number of batches on which it is measured; one where a function of yours makes the batch.
     """
 
-    kinds: Literal["all"] | list[str] = []
+    kinds: CodeKinds = []
     max_gradient_error: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = MAX_GRADIENT_ERROR
     batches: Annotated[int, Field(gt=0, le=64)] = MEASURED_BATCHES
-
-    @model_validator(mode="after")
-    def _known_kinds(self) -> LossySettings:
-        for kind in self.kinds if isinstance(self.kinds, list) else ():
-            if kind not in KINDS:
-                raise ValueError(f"kinds has {kind[:40]!a}: take some of {', '.join(KINDS)}, or `all`")
-        return self
 
     @property
     def leave(self) -> Lossy | None:

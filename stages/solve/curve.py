@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from stowage.stages.ir.curve import CurvePoint
-from stowage.stages.ir.errors import Infeasible, NoRoomInLowerTier
+from stowage.stages.ir.errors import NO_PLAN
 from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.solve.goals import Kept, Solve, whole_budget
 
@@ -30,7 +30,7 @@ def point_of(
     try:
         summary = solve(budget_bytes).summary
         return _point(budget_bytes, summary, kept, whole_budget(summary.smallest_feasible_bytes, reserve))
-    except (Infeasible, NoRoomInLowerTier) as error:
+    except NO_PLAN as error:
         return CurvePoint(budget_bytes, False, smallest_feasible_bytes=error.smallest_feasible_bytes)
 
 

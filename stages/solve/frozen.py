@@ -17,7 +17,7 @@ from stowage.stages.freezing.projection import Guarded
 from stowage.stages.freezing.stored import BETWEEN, guarded_plan, replayed_tier
 from stowage.stages.freezing.times import mean_times, mean_with_copies
 from stowage.stages.ir.actions import STARTS
-from stowage.stages.ir.errors import Infeasible
+from stowage.stages.ir.errors import NO_PLAN
 from stowage.stages.ir.freezable import Freezable
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.plan import plan_hash
@@ -168,11 +168,11 @@ def solve_freezing(
     found: list[Solved] = []
     try:
         found.append(judged(low))
-    except Infeasible as failure:
+    except NO_PLAN as failure:
         low = failure.smallest_feasible_bytes
         leanest = judged(low)
         if not fits(leanest):
-            raise replace(failure, budget_bytes=budget_bytes, smallest_feasible_bytes=most_bytes(leanest)) from None
+            raise failure.of(budget_bytes, most_bytes(leanest)) from None
         found.append(leanest)
     for _ in range(HALVINGS):
         if high - low < 2 or any(suffices(plan, enough) for plan in found):

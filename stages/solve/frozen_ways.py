@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from stowage.stages.ir.errors import Infeasible
+from stowage.stages.ir.errors import NO_PLAN, Infeasible, NoRoomInLowerTier
 from stowage.stages.ir.freezable import Freezable
 from stowage.stages.ir.variant import VariantName
 from stowage.stages.rewrite import Way, is_asked, is_for_freezing, needed_variant
@@ -53,12 +53,12 @@ def solve_frozen_ways(
     kinds = {is_asked(way.name) for way in ways if not is_for_freezing(way.name)}
     first = (EXACT, TOGETHER) if len(kinds) > 1 else ("",)
     found: list[Solved] = []
-    failures: list[Infeasible] = []
+    failures: list[Infeasible | NoRoomInLowerTier] = []
     for name in (*first, *names):
         try:
             own = partial(_named, solve, name)
             found.append(solve_freezing(own, way_of, freezable, budget_bytes, lower_tier, enough))
-        except Infeasible as failure:
+        except NO_PLAN as failure:
             if not names and first == ("",):
                 raise
             failures.append(failure)
@@ -89,7 +89,7 @@ def _everything(
     return keeping_plan(freezing_plan(way.trace, way.nodes, solved, freezable, budget_bytes, lower_tier))
 
 
-def _beside(found: Sequence[Solved], failures: Sequence[Infeasible], everything: Solved) -> Solved:
+def _beside(found: Sequence[Solved], failures: Sequence[Infeasible | NoRoomInLowerTier], everything: Solved) -> Solved:
     """Return the preferred plan, with what all of them together say of the step."""
     best, keep = preferred(found), everything.summary
     least_s = min(s.summary.lower_bound_s for s in [*found, everything])

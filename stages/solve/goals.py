@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stowage.stages.ir.errors import Infeasible, NoRoomInLowerTier, ParameterError, size_text
+from stowage.stages.ir.errors import NO_PLAN, ParameterError, size_text
 from stowage.stages.ir.freezable import Freezable
 from stowage.stages.settings.budgets import kind_of_budget, parse_slowdown
 from stowage.stages.settings.sizes import MOST_BYTES
@@ -112,11 +112,32 @@ def least(solve: Solve, quick: Solve | None = None) -> int:
     nbytes = _tightest(quick)
     for _ in range(_TIGHTER):
         try:
-            solve(nbytes)
-        except (Infeasible, NoRoomInLowerTier) as error:
+            found = solve(nbytes)
+        except NO_PLAN as error:
             nbytes = max(error.smallest_feasible_bytes, nbytes + 1)
         else:
+            return _below(solve, nbytes, found)
+    return nbytes
+
+
+def _below(solve: Solve, nbytes: int, found: Solved) -> int:
+    """Go down to what plans say of themselves: `solve` may need less than the quick search knew."""
+    for _ in range(_TIGHTER):
+        stated = min(found.summary.device_peak_bytes, found.summary.smallest_feasible_bytes or nbytes)
+        if stated >= nbytes:
             break
+        try:
+            found = solve(stated)
+            nbytes = stated
+        except NO_PLAN as error:
+            named = error.smallest_feasible_bytes
+            if named >= nbytes:
+                break
+            try:
+                found = solve(named)
+                nbytes = named
+            except NO_PLAN:
+                break
     return nbytes
 
 
@@ -125,7 +146,7 @@ def _tightest(solve: Solve) -> int:
     try:
         solve(1)
         return 1
-    except (Infeasible, NoRoomInLowerTier) as error:
+    except NO_PLAN as error:
         nbytes = error.smallest_feasible_bytes
     for _ in range(_TIGHTER):
         named = _lacking(solve, nbytes)
@@ -164,7 +185,7 @@ def _lacking(solve: Solve, nbytes: int) -> int | None:
     """Return the least budget that is named where this one has no plan, and None where it has one."""
     try:
         solve(nbytes)
-    except (Infeasible, NoRoomInLowerTier) as error:
+    except NO_PLAN as error:
         return error.smallest_feasible_bytes
     return None
 
@@ -191,7 +212,7 @@ def least_at(slowdown: float, solve: Solve, kept: Kept, quick: Solve | None = No
     def fast(notches: int) -> bool:
         try:
             return solve(bottom + notches * notch).summary.step_time_s <= (1 + slowdown) * kept.time_s
-        except (Infeasible, NoRoomInLowerTier):
+        except NO_PLAN:
             return False
 
     slow, enough = -1, max(0, -(-(kept.nbytes - bottom) // notch))

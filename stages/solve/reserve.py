@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from stowage.stages.ir.costs import DeviceDescription
-from stowage.stages.ir.errors import Infeasible, NoRoomInLowerTier
+from stowage.stages.ir.errors import NO_PLAN
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.solve.summary import Solved
 
@@ -49,14 +49,10 @@ class Reserve:
         """
         try:
             yield
-        except Infeasible as error:
+        except NO_PLAN as error:
             if not self.nbytes:
                 raise
-            smallest = self._whole_bytes(error.smallest_feasible_bytes)
-            raise replace(error, budget_bytes=self._budget_bytes, smallest_feasible_bytes=smallest) from None
-        except NoRoomInLowerTier as error:
-            error.smallest_feasible_bytes = self._whole_bytes(error.smallest_feasible_bytes)
-            raise
+            raise error.of(self._budget_bytes, self._whole_bytes(error.smallest_feasible_bytes)) from None
 
     def _whole_bytes(self, usable_bytes: int) -> int:
         """Return the budget of which a plan may take so much: the reserve is in part a share of the budget."""

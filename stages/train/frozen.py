@@ -66,8 +66,11 @@ class FrozenTraining:
             return {}
         ranks = self._ranks
         if ranks is None:
-            return self._moves.take()
-        return self._moves.take(lambda sums: ranks.sums(sums, "how far units moved"))
+            found = self._moves.take()
+        else:
+            found = self._moves.take(lambda sums: ranks.sums(sums, "how far units moved"))
+        # What trained and was not updated, as the optimizer lacks it, has not moved: else it would always train.
+        return {**dict.fromkeys(self.schedule.active(), 0.0), **found}
 
     def _for_all(self, choose: Callable[[], frozenset[str]]) -> frozenset[str]:
         assert self._ranks is not None

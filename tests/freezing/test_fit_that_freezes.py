@@ -287,3 +287,17 @@ def test_a_policy_that_trains_too_much_is_refused(quick: Fit) -> None:
     policy.masks = [["nothing"]]
     with pytest.raises(ParameterError, match="The policy Given trains 'nothing', which is no unit"):
         step(batch)
+
+
+def test_units_that_the_optimizer_lacks_do_not_train_for_ever(quick: Fit) -> None:
+    """What was never updated has not moved, so that the policy turns to what is."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model[4].parameters(), lr=0.1)
+    batch = torch.randn(4, 8)
+    freeze = Freeze(0.6, "ils")
+    step = quick(model, batch, optimizer, device_budget="1MiB", loss=lambda out, _: out.square().mean(), freeze=freeze)
+    before = model[4].weight.detach().clone()
+    for _ in range(4):
+        step(batch)
+    assert not torch.equal(model[4].weight, before)

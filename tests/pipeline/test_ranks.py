@@ -76,5 +76,5 @@ def test_a_device_without_rates_of_collectives_is_one_sentence(two_ranks: Path) 
     )
     path.write_text(before)
     assert done.returncode == 1
-    assert "python -m stowage.stages.device cpu --ranks 2" in done.stderr
+    assert "(`stowage device cpu --ranks 2`)" in done.stderr
     assert "Traceback" not in done.stderr

@@ -267,3 +267,16 @@ def test_several_ranks_need_an_optimizer(tmp_path: Path) -> None:
         load_settings(path)
     path.write_text("trace: {model: {architecture: gpt2}, ranks: 2}")
     assert load_settings(path).trace.ranks == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "kinds"), [("all", "all"), ("int8", ["int8"]), (None, []), ([], []), (["int8", "bf16"], ["int8", "bf16"])]
+)
+def test_kinds_of_codes(value: Any, kinds: Any) -> None:
+    assert parse_settings(with_value("lossy.kinds", value)).lossy.kinds == kinds
+
+
+@pytest.mark.parametrize("value", ["al", 3, ["int8", 3], {"a": 1}, ["all"], True, [["int8"]]])
+def test_what_is_no_kind_of_codes(value: Any) -> None:
+    with pytest.raises(ParameterError, match=r"lossy\.kinds: .* is no kind of codes: write a list of some of bf16, "):
+        parse_settings(with_value("lossy.kinds", value))

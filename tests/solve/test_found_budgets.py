@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,8 @@ from stowage.stages.ir.errors import MIB, Infeasible, ParameterError
 from stowage.stages.settings import parse_settings
 from stowage.stages.settings.budgets import check_budget, parse_slowdown
 from stowage.stages.solve.free import Free, auto_budget, free_on_gpu, free_ram
+from stowage.stages.solve.goals import least
+from stowage.stages.solve.summary import Solved
 
 GIB = 1 << 30
 
@@ -194,3 +198,26 @@ def test_a_slowdown_that_no_plan_keeps_to_is_one_sentence() -> None:
 
     with pytest.raises(ParameterError, match=r"device_budget '\+5%' cannot be met"):
         least_at(0.05, _Curve(1000, lambda nbytes: 2.0, 5000), Kept(5000, 1.0))  # type: ignore[arg-type]
+
+
+def _planner(least_bytes: int, said_bytes: int, asked: list[int]) -> Callable[[int], Solved]:
+    """Has plans from `least_bytes` on, which take somewhat less than they may, and says of failures `said_bytes`."""
+
+    def solve(nbytes: int) -> Solved:
+        asked.append(nbytes)
+        if nbytes < least_bytes:
+            raise Infeasible(nbytes, said_bytes, "somewhere")
+        peak_bytes = max(least_bytes, nbytes - 100)
+        summary: Any = SimpleNamespace(device_peak_bytes=peak_bytes, smallest_feasible_bytes=peak_bytes)
+        return Solved([], summary)
+
+    return solve
+
+
+@pytest.mark.parametrize(("of_solve", "of_quick"), [(1000, 1000), (700, 1000), (1000, 990)])
+def test_the_least_memory_is_that_of_the_plans_that_will_be_used(of_solve: int, of_quick: int) -> None:
+    """The quick search may know no plan for what suffices in truth, and one for what does not."""
+    asked: list[int] = []
+    quick = _planner(of_quick, of_quick, [])
+    assert least(_planner(of_solve, of_solve, asked), quick) == of_solve
+    assert len(asked) <= 8

@@ -24,7 +24,7 @@ from stowage.flows.api.trainer.ranks import group_of, leave_unwrapped, require_u
 from stowage.flows.api.trainer.refusals import refuse
 from stowage.flows.api.trainer.resuming import plain
 from stowage.flows.api.training_step import TrainingStep
-from stowage.stages.ir.errors import MIB, Infeasible, ParameterError, TraceError
+from stowage.stages.ir.errors import MIB, NO_PLAN, ParameterError, TraceError
 from stowage.stages.ir.lossy import Lossy
 from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.runtime.executors.base import MakeExecutor
@@ -193,7 +193,7 @@ class _Stowed:
     def _evaluate(self, step: TrainingStep, batch: dict[str, Any]) -> Any:
         try:
             return step.evaluate(batch, self._prediction)
-        except Infeasible:
+        except NO_PLAN:
             if self._latest is None or not step.programs.count({**self._latest, "inputs": batch["inputs"]}):
                 raise
             return step.evaluate(batch, self._prediction)

@@ -20,7 +20,7 @@ from stowage.flows.planning.costed import Costed
 from stowage.flows.planning.effort import QUICK
 from stowage.flows.planning.job import Planning
 from stowage.flows.planning.step import solve_costed
-from stowage.stages.ir.errors import Infeasible, NoRoomInLowerTier
+from stowage.stages.ir.errors import NO_PLAN
 from stowage.stages.ir.parallel import ParallelMachine
 from stowage.stages.solve.offload.offloader import Offloader
 from stowage.stages.solve.program.chain import Chain
@@ -105,7 +105,7 @@ def planned(case: Case) -> Planned | None:
     """Plan a step; return None where nothing fits."""
     try:
         solved, _ = solve_costed(case.costed, case.budget, case.planning)
-    except (Infeasible, NoRoomInLowerTier):
+    except NO_PLAN:
         return None
     summary = solved.summary
     seconds = rank_time(solved.rows, case.program.nodes, summary.step_time_s, case.parallel)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from stowage.flows.planning.planned import Planned
 from stowage.flows.planning.step import plan_costed
 from stowage.stages.device.rates.collectives import CollectiveRates
 from stowage.stages.ir.collectives import GATHER
-from stowage.stages.ir.errors import Infeasible
+from stowage.stages.ir.errors import Infeasible, NoRoomInLowerTier
 from stowage.stages.trace import MicroBatch
 from tests.devices import made_up_cpu
 from tests.solve.collectives.test_plans_of_ranks import Layers
@@ -178,3 +179,18 @@ def test_no_size_is_tried_that_gives_the_same_buckets_as_another() -> None:
     assert sizes(1e-3, block) == [LARGE, SMALL]
     assert sizes(2e-5, block) == [LARGE, SMALL]
     assert sizes(1e-3, 1000) == [LEAST_BYTES]
+
+
+def test_another_size_is_tried_where_there_is_no_room_to_offload() -> None:
+    """A failure for want of room below is one like any other: plans of other buckets may need none."""
+    fits: Any = SimpleNamespace(summary=SimpleNamespace(step_time_s=1.0, lower_bound_s=1.0))
+
+    def plan(micro_batch: MicroBatch) -> Planned:
+        if micro_batch.bucket_bytes == LARGE:
+            raise NoRoomInLowerTier("no room", 40, 7)
+        planned: Planned = fits
+        return planned
+
+    assert plan_by_buckets(plan, MicroBatch(ranks=2), [LARGE, SMALL]) == (fits, SMALL)
+    with pytest.raises(NoRoomInLowerTier):
+        plan_by_buckets(plan, MicroBatch(ranks=2), [LARGE])
