@@ -185,6 +185,7 @@ def shard(
                 give_shards(optimizer, names, model)
 
         all_succeed(lambda: _check_cut(model, optimizer, over), ranks)
+        dropped = [name for name, parameter in model.named_parameters() if parameter.grad is not None]
         with same_weights(model, ranks), untouched(model, optimizer):
             all_succeed(work, ranks)
         if broadcast_buffers and ranks.count > 1:
@@ -192,6 +193,8 @@ def shard(
         tell_transformers(model, ranks.count)
         if notice and not ranks.rank:
             warnings.warn(notice, stacklevel=2)
+        if dropped:
+            warnings.warn(_lost(dropped), stacklevel=2)
     return plan
 
 
@@ -216,13 +219,8 @@ def _check(model: nn.Module, optimizer: torch.optim.Optimizer | None, names: dic
 
 
 def _check_cut(model: nn.Module, optimizer: torch.optim.Optimizer | None, mesh: DeviceMesh) -> None:
-    """Refuse what `fully_shard` cannot cut or would lose, or an optimizer cannot step then."""
+    """Refuse what `fully_shard` cannot cut, or an optimizer cannot step then."""
     for name, parameter in model.named_parameters():
-        if parameter.grad is not None:
-            raise ParameterError(
-                f"Parameter '{name}' has a gradient, which sharding would drop: set it to None "
-                "(`optimizer.zero_grad()`) before shard, or call shard before the first backward."
-            )
         if not parameter.is_contiguous():
             raise ParameterError(
                 f"Parameter {name} of shape {tuple(parameter.shape)} lies in memory with strides {parameter.stride()}, "
@@ -244,6 +242,15 @@ def _notice(optimizer: torch.optim.Optimizer | None) -> str:
         return rounding_of_shards(optimizer) if on_shards(optimizer).rounds else ""
     except TraceError:  # it cannot be copied, and so cannot be tried
         return ""
+
+
+def _lost(names: Sequence[str]) -> str:
+    """Return what is to be said of gradients that were there, which shards of parameters do not have."""
+    more = f" and of {len(names) - 1} more" if len(names) > 1 else ""
+    return (
+        f"The gradient of parameter '{names[0]}'{more} is dropped, as its parameter is a shard now: call "
+        "`optimizer.zero_grad()` before shard, or shard before the first backward of an update."
+    )
 
 
 @dataclass(frozen=True)

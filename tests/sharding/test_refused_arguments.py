@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -114,20 +115,22 @@ def _with_gradients(stores: Path) -> dict[str, Any]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if dist.get_rank() == 1:
         _mean(model(batch), batch).backward()
-    said = {}
-    for name, work in (("fit", partial(fit, quick=True, group=dist.group.WORLD)), ("shard", shard)):
-        with pytest.raises(StowageError) as refusal:
-            work(model, batch, optimizer, device_budget="1GiB", loss=_mean, cache_dir=stores)
-        said[name] = str(refusal.value)
-    assert all(type(p) is nn.Parameter for p in model.parameters())
+    given: dict[str, Any] = {"device_budget": "1GiB", "loss": _mean, "cache_dir": stores}
+    with pytest.raises(StowageError) as refusal:
+        fit(model, batch, optimizer, quick=True, group=dist.group.WORLD, **given)
     assert (model[0].weight.grad is not None) == (dist.get_rank() == 1)
-    return said
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        shard(model, batch, optimizer, **given)
+    said = [str(w.message) for w in caught if "is dropped" in str(w.message)]
+    return {"fit": str(refusal.value), "shard": said, "rank": dist.get_rank()}
 
 
-def test_gradients_that_sharding_would_drop(fit_stores: Path) -> None:
+def test_gradients_that_sharding_drops_are_named(fit_stores: Path) -> None:
     for said in on_ranks(2, _with_gradients, fit_stores):
         assert "arameter '0.weight' has a gradient" in said["fit"]
-        assert "arameter '0.weight' has a gradient, which sharding would drop" in said["shard"]
+        expected = ["The gradient of parameter '0.weight' and of 3 more is dropped, as its"] if said["rank"] else []
+        assert [text.split(" parameter is a shard now")[0] for text in said["shard"]] == expected
 
 
 def _fitted_before(stores: Path) -> list[str]:
