@@ -65,9 +65,9 @@ def snapshot(root: Path) -> TreeSnapshot:
         if head:
             git(root, "read-tree", "HEAD", environment=index)
             git(root, "add", "--update", ":/", environment=index)
-        found = git(root, "ls-files", "-z", "--others", "--exclude-standard", "--", ":/*.py").split("\0")
-        own = [name for name in (*found, *OWN_FILES) if name and (root / name).is_file()]
-        if own:
+        if git(root, "ls-files", "--others", "--exclude-standard", "--", ":/*.py"):
+            git(root, "add", "--", ":/*.py", environment=index)
+        if own := [name for name in OWN_FILES if (root / name).is_file()]:
             git(root, "add", "--force", "--", *own, environment=index)
         tree = git(root, "write-tree", environment=index)
     if head and tree == git(root, "rev-parse", "HEAD^{tree}"):

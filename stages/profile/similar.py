@@ -76,7 +76,7 @@ class Similar:
         if not any(larger) or not all(point.as_traced for point in known):
             return None
         costs = [point.cost for point in known]
-        by_flag = zip(*(cost.flagged_bytes for cost in costs), strict=True)
+        by_flag = zip(*(cost.flagged_bytes for cost in costs))  # none where one could not be tried
         return max(cost.workspace_bytes for cost in costs), tuple(map(max, by_flag))
 
     def time_s(self, call: Call, trace: TraceTables) -> float | None:

@@ -21,6 +21,9 @@ Solve = Callable[[int], Solved]
 NOTCHES = 64
 """Resolution of `least_at`: budgets between the least memory and that of keeping everything."""
 
+WORTH_ASKING = 1e-3
+"""Share of a budget that a plan must leave unused for another to be asked for."""
+
 _TIGHTER = 8
 """Times to ask again: a plan for the least memory may show that less is enough."""
 
@@ -124,7 +127,7 @@ def _below(solve: Solve, nbytes: int, found: Solved) -> int:
     """Go down to what plans say of themselves: `solve` may need less than the quick search knew."""
     for _ in range(_TIGHTER):
         stated = min(found.summary.device_peak_bytes, found.summary.smallest_feasible_bytes or nbytes)
-        if stated >= nbytes:
+        if stated > (1 - WORTH_ASKING) * nbytes:
             break
         try:
             found = solve(stated)

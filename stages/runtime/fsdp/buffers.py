@@ -43,6 +43,6 @@ def _reduced(model: nn.Module) -> Iterator[bool]:
         if isinstance(module, FSDPModule):
             state: Any = module._get_fsdp_state()
             groups = getattr(state, "_fsdp_param_groups", None)
-            if groups is None:  # before PyTorch 2.11
+            if groups is None:  # versions of PyTorch with one of them
                 groups = [state._fsdp_param_group] if state._fsdp_param_group is not None else []
             yield from (group.reduce_grads for group in groups)
