@@ -6,6 +6,7 @@
 - `parts.py`: every tensor and plain value of a batch, each with the Python expression that reaches it.
 - `values.py`: a plain value as text.
 - `code.py`: what classes, functions and modules can keep things in.
+- `mentioned.py`: the names by which code can have looked something up.
 - `installed.py`: which code is Python's or of an installed package.
 - `copies.py`: the same batch with other tensors.
 - `tree.py`: the parameters and buffers of a model by name.

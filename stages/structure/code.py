@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from stowage.stages.structure.installed import is_installed
+from stowage.stages.structure.mentioned import strings_in
 
 _FOREIGN = frozenset((
     "torch", "numpy", "pyarrow", "datasets", "tokenizers", "pandas", "polars", "logging", "threading", "tqdm",
@@ -92,8 +93,8 @@ def codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 @functools.lru_cache(maxsize=1 << 14)
 def names_in(code: types.CodeType) -> frozenset[str]:
-    """Return the names of globals and attributes that a function's code mentions."""
-    return frozenset(name for part in codes(code) for name in part.co_names)
+    """Return the names of globals and attributes that a function's code mentions, as names or as strings."""
+    return frozenset(name for part in codes(code) for name in (*part.co_names, *strings_in(part.co_consts)))
 
 
 @functools.lru_cache(maxsize=1 << 14)

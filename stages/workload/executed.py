@@ -14,11 +14,10 @@ from typing import Any
 import torch
 
 from stowage.stages.structure.installed import STANDARD, is_installed, is_packaged
+from stowage.stages.structure.mentioned import Mentioned, strings_in
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
-_LONGEST = 100
-"""The most characters of a string that may be a key."""
 
 
 def _reads_nothing_of_users(file: str) -> bool:
@@ -37,12 +36,13 @@ class Executed:
     """The code that ran.
 
     Attributes:
-        names: names of attributes, arguments and variables, and strings that may be keys or names of attributes.
+        names: names of attributes, arguments and variables, and strings that may be keys or names of attributes; parts
+            of names too, where some are computed.
         standard_names: names in code of Python's own library, which reads attributes of its own objects.
         globals: module name of user code -> its dictionary of globals, and the names in it that the code mentions.
     """
 
-    names: set[str] = field(default_factory=set)
+    names: Mentioned = field(default_factory=Mentioned)
     standard_names: set[str] = field(default_factory=set)
     globals: dict[str, tuple[dict[str, Any], set[str]]] = field(default_factory=dict)
     _codes: dict[int, CodeType] = field(default_factory=dict)
@@ -57,11 +57,12 @@ class Executed:
             if code.co_filename.startswith(STANDARD) and not is_packaged(code.co_filename):
                 self.standard_names.update(code.co_names)
             return
-        self.names.update(code.co_names, code.co_varnames, code.co_freevars, _strings(code.co_consts))
-        if not is_installed(code.co_filename):
+        of_user = not is_installed(code.co_filename)
+        self.names.add(code, of_user=of_user)
+        if of_user:
             module = self._module_of(code.co_filename)
             scope, names = self.globals.setdefault(module.__name__, (vars(module), set()))
-            names.update(name for name in code.co_names if name in scope)
+            names.update(name for name in (*code.co_names, *strings_in(code.co_consts)) if name in scope)
 
     def _module_of(self, file: str) -> ModuleType:
         """Return the module of a file, or `__main__` for code that was typed or generated."""
@@ -75,15 +76,6 @@ class Executed:
     def ran(self, code: CodeType) -> bool:
         """Say whether this very code object ran."""
         return id(code) in self._codes
-
-
-def _strings(constants: tuple[Any, ...]) -> Iterator[str]:
-    for constant in constants:
-        if isinstance(constant, str):
-            if len(constant) <= _LONGEST:
-                yield constant
-        elif isinstance(constant, (tuple, frozenset)):
-            yield from _strings(tuple(constant))
 
 
 @contextmanager

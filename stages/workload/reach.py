@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
 import types
 from collections import deque
@@ -17,6 +18,7 @@ from torch import nn
 from stowage.stages.structure.containers import contents, length_of
 from stowage.stages.structure.installed import is_installed
 from stowage.stages.structure.kinds import dict_of, is_of, kind_of
+from stowage.stages.structure.mentioned import LONGEST, Mentioned
 from stowage.stages.structure.values import value_text
 from stowage.stages.workload import ways
 from stowage.stages.workload.executed import Executed
@@ -52,20 +54,25 @@ def watch(
 ) -> Surroundings:
     """Find everything that the code that ran can have read, reachable from `roots` and from the globals of user code.
 
+    Where that code computes names, strings that are found on the way may be some: then all is walked again with these.
+
     Args:
         roots: name for people -> what runs: the model, the loss.
         ran: the code that ran.
         model: its parameters, buffers and plain attributes are skipped, since its signature has them.
         own: tensors and other objects to skip, since they are checked elsewhere.
     """
-    reach = Reach(ran, model, own)
-    for name, root in roots.items():
-        if root is not None:
-            reach.root(name, root)
-    for module, (scope, names) in ran.globals.items():
-        reach.scope(module, scope, names)
-    reach.run()
-    return Surroundings(reach.roots, *reach.leading_somewhere())
+    while True:
+        reach = Reach(ran, model, own)
+        for name, root in roots.items():
+            if root is not None:
+                reach.root(name, root)
+        for module, (scope, names) in ran.globals.items():
+            reach.scope(module, scope, names)
+        reach.environment(ran.names.variables())
+        reach.run()
+        if not ran.names.found(reach.strings):
+            return Surroundings(reach.roots, *reach.leading_somewhere())
 
 
 class Reach:
@@ -75,13 +82,16 @@ class Reach:
         roots: the objects where it began.
         places: the places that it found; their owners are roots, counted first, or earlier places.
         tensors: path -> position and tensor.
+        strings: strings among the data.
     """
 
     def __init__(self, ran: Executed, model: nn.Module | None, own: Sequence[Any]) -> None:
         self.roots: list[Any] = []
+        self.strings: set[str] = set()
         self.places: list[SurroundingPlace] = []
         self.tensors: dict[str, tuple[int, torch.Tensor]] = {}
         self._ran = ran
+        self._standard_too = ran.names.with_names(ran.standard_names)
         self._inside = {id(module) for module in model.modules()} if model is not None else set()
         known = [*model.parameters(), *model.buffers()] if model is not None else []
         self._covered: set[int] = set()
@@ -99,9 +109,18 @@ class Reach:
         """Begin at the globals of user code that the code mentions."""
         self.roots.append(scope)
         position = len(self.roots) - 1
-        for name in sorted(names):
+        computed = {name for name in scope if name in self._ran.names} if self._ran.names.computes else set()
+        for name in sorted(names | computed):
             if name in scope:
                 self._begin.append((position, Way(scope[name], f"{module}.{name}", ways.item_with(name)), False))
+
+    def environment(self, names: Sequence[str]) -> None:
+        """Begin at variables of the environment, set or not."""
+        self.roots.append(os.environ)
+        position = len(self.roots) - 1
+        for name in names:
+            read = ways.variable(name)
+            self._begin.append((position, Way(read(os.environ), f"os.environ[{name!r}]", read), False))
 
     def run(self) -> None:
         """Walk until nothing is left or the limit is reached."""
@@ -130,6 +149,11 @@ class Reach:
         self.places.append(SurroundingPlace(way.path, owner, way.read, look))
         return len(self.roots) + len(self.places) - 1
 
+    def _note(self, items: Iterable[Any]) -> None:
+        """Note strings that may be names."""
+        if self._ran.names.computes:
+            self.strings.update(item for item in items if is_of(item, str) and len(item) <= LONGEST)
+
     def _follow(self, owner: int, way: Way, depth: int, look: Look | None, further: Iterable[Way]) -> None:
         """Add a place and queue the parts behind it."""
         position = self._add(owner, way, look)
@@ -147,6 +171,7 @@ class Reach:
         if kind == "plain" or is_of(item, np.generic):
             if not (is_of(item, (str, bytes)) and len(item) > ELEMENTS):
                 self._add(owner, way, ways.itself)
+                self._note((item,))
             return
         if id(item) in self._seen:
             self._add(owner, way, functools.partial(ways.is_known, item))
@@ -182,14 +207,16 @@ class Reach:
         elif (look := look_of(item)) is not None:
             self._add(owner, way, look)
         elif is_standard(cls):
-            self._follow(owner, way, depth, type, kept(way, self._ran.names | self._ran.standard_names))
+            self._follow(owner, way, depth, type, kept(way, self._standard_too))
         elif kind_of(cls) == "object":
             self._follow(owner, way, depth, plain_value(item) or type, self._behind_object(way))
 
     def _container(self, owner: int, way: Way, depth: int) -> None:
         item, members = way.item, contents(way.item)
         mapping = is_of(item, dict)
-        plain = [kind_of(type(value)) == "plain" for value in ([v for _, v in members] if mapping else members)]
+        values = [v for _, v in members] if mapping else members
+        plain = [kind_of(type(value)) == "plain" for value in values]
+        self._note((key for key, _ in members) if mapping else values)
         if is_of(item, (set, frozenset)):
             if len(plain) <= ELEMENTS:
                 self._add(owner, way, ways.members if all(plain) else ways.identities)
@@ -227,6 +254,7 @@ class Reach:
 
     def _behind_module(self, way: Way, *, inside: bool) -> Iterator[Way]:
         state = way.item.__dict__
+        self._note(state.values())
         for name, value in tuple(state.items()):
             if name not in _PARTS_OF_MODULES and kind_of(type(value)) != "plain" and name in self._ran.names:
                 yield Way(value, f"{way.path}.{name}", ways.attribute(name))
@@ -245,10 +273,10 @@ class Reach:
                 if name in self._ran.names and name not in own:  # if it is set later, it hides the class's
                     yield Way(MISSING, f"{way.path}.{name}", ways.attribute_or_none(name))
 
-    def _names_of(self, cls: type) -> set[str]:
+    def _names_of(self, cls: type) -> Mentioned:
         """Return which attributes can have been read; those of Python's own classes were also read by their code."""
         derived = any(map(is_standard, cls.__mro__))
-        return self._ran.names | self._ran.standard_names if derived else self._ran.names
+        return self._standard_too if derived else self._ran.names
 
     def _behind_classes(self, way: Way) -> Iterator[Way]:
         """Yield an object's classes: their attributes are read where the object has none of that name."""

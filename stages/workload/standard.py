@@ -16,7 +16,7 @@ import mmap
 import sys
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import numpy as np
@@ -131,7 +131,7 @@ def _held(way: Way, suffix: str, read: Read) -> Iterator[Way]:
             yield Way(value, f"{way.path}.{name}", keyword_argument(name))
 
 
-def kept(way: Way, names: set[str]) -> Iterator[Way]:
+def kept(way: Way, names: Container[str]) -> Iterator[Way]:
     """Yield the ways to those attributes of one of Python's own objects that have one of some names."""
     slots = dict(slots_of(type(way.item)))
     for name, value in attributes(way.item):

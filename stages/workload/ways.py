@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
 from stowage.stages.structure.containers import contents, item_of, length_of
@@ -91,6 +91,11 @@ def attribute_or_none(name: str) -> Read:
     return lambda owner: attributes_of(owner).get(name, MISSING)
 
 
+def variable(name: str) -> Read:
+    """Read a variable of the environment, which may not be set."""
+    return lambda environment: environment.get(name, MISSING)
+
+
 def slot(descriptor: Any, cls: type) -> Read:
     """Read what an object has in a slot."""
     return lambda owner: descriptor.__get__(owner, cls)
@@ -131,6 +136,9 @@ def keyword_argument(name: str) -> Read:
     return lambda item: item.keywords[name]
 
 
-def named(way: Way, state: Mapping[str, Any], names: set[str]) -> list[Way]:
+def named(way: Way, state: Mapping[str, Any], names: Container[str]) -> list[Way]:
     """List the ways to those entries of an object's attributes that have one of some names."""
-    return [Way(state[name], f"{way.path}.{name}", attribute(name)) for name in sorted(names & state.keys())]
+    return [
+        Way(state[name], f"{way.path}.{name}", attribute(name))
+        for name in sorted(name for name in state if name in names)
+    ]

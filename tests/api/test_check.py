@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-import os
 import random
 import sqlite3
 import threading
@@ -67,30 +66,27 @@ class Hidden:
         self.set(1.0)
 
     def set(self, value: float) -> None:
-        os.environ["STOWAGE_TEST_SCALE"] = str(value)
         Path(self.path).write_text(str(value))
         self.database.execute("DELETE FROM scales")
         self.database.execute("INSERT INTO scales VALUES (?)", (value,))
         _scale.cache_clear()
-        os.environ["STOWAGE_TEST_CACHED"] = str(value)
 
     def reader(self) -> Callable[[], float]:
         path, database = self.path, self.database
         readers: dict[str, Callable[[], float]] = {
-            "environment": lambda: float(os.environ["STOWAGE_TEST_SCALE"]),
             "file": lambda: float(Path(path).read_text()),
             "database": lambda: database.execute("SELECT value FROM scales").fetchone()[0],
-            "cache": lambda: _scale(),
+            "cache": lambda: _scale(path),
         }
         return readers[self.kind]
 
 
 @functools.lru_cache
-def _scale() -> float:
-    return float(os.environ["STOWAGE_TEST_CACHED"])
+def _scale(path: str) -> float:
+    return float(Path(path).read_text())
 
 
-KINDS = ["environment", "file", "database", "cache"]
+KINDS = ["file", "database", "cache"]
 
 
 def scaled_loss(read: Callable[[], float]) -> Callable[[Any, Any], torch.Tensor]:
@@ -201,23 +197,24 @@ def test_statistics_once_and_generators_as_in_plain_pytorch(quick: Fit) -> None:
     assert np.random.get_state()[1].tolist() == numpy  # type: ignore[index, union-attr]
 
 
-def test_python_generators_that_a_plan_does_not_draw_from(quick: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_generators_that_a_plan_does_not_draw_from(quick: Fit, tmp_path: Path) -> None:
     """Drawn where tracing does not see it: after the plan was made."""
+    flag = tmp_path / "flag"
     draws: list[Callable[[], Any]] = []
 
     def loss(outputs: Any, batch: Any) -> torch.Tensor:
         del batch
-        if "STOWAGE_TEST_DRAWS" in os.environ:
+        if flag.exists():
             draws[0]()
         result: torch.Tensor = outputs.pow(2).mean()
         return result
 
     for draw, name in ((random.random, "Python's"), (np.random.rand, "NumPy's"), (lambda: torch.rand(1), "PyTorch's")):
-        monkeypatch.delenv("STOWAGE_TEST_DRAWS", raising=False)
+        flag.unlink(missing_ok=True)
         draws[:] = [draw]
         step = quick(network(), batch_of(), momentum, loss=loss)
         step(batch_of())
-        monkeypatch.setenv("STOWAGE_TEST_DRAWS", "1")
+        flag.touch()
         with pytest.raises(StaleStep, match=f"left {name} generator"):
             step(batch_of())
 
@@ -423,10 +420,12 @@ class Skewed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
-        return gradients[0] * float(os.environ["STOWAGE_TEST_SCALE"])
+        return gradients[0] * float(Path(Odd.path).read_text())
 
 
 class Odd(nn.Module):
+    path = ""
+
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
@@ -436,12 +435,14 @@ class Odd(nn.Module):
         return y.pow(2).mean()
 
 
-def test_a_gradient_that_differs_is_named(quick: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STOWAGE_TEST_SCALE", "1")
+def test_a_gradient_that_differs_is_named(quick: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scale = tmp_path / "scale"
+    scale.write_text("1")
+    monkeypatch.setattr(Odd, "path", str(scale))
     with seeded(0):
         model = Odd()
     step = quick(model, batch_of(), momentum, check="gradients")
-    monkeypatch.setenv("STOWAGE_TEST_SCALE", "2")
+    scale.write_text("2")
     with pytest.raises(StaleStep, match=r"another gradient of parameter 'first\.(weight|bias)'"):
         step(batch_of())
     step(batch_of())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,9 +66,13 @@ class Loss:
     def __init__(self) -> None:
         self.config = Config()
         self.names = ["a"]
+        self.parts = ["be"]
 
     def __call__(self, outputs: Tensor, batch: Any) -> Tensor:
         return penalty(outputs, self.config.beta)
+
+    def computed(self, outputs: Tensor, batch: Any) -> Tensor:
+        return sum((penalty(outputs, getattr(self.config, name + "ta")) for name in self.parts), torch.zeros(()))
 
     def mixed(self, outputs: Tensor, batch: Any) -> Tensor:
         return penalty(outputs, 1 - self.config.beta) * self.config.beta
@@ -99,6 +104,7 @@ CASES: dict[str, tuple[Any, Callable[[float], Any]]] = {
     "list": (by_row, lambda v: ROW.__setitem__(0, v)),
     "dictionary": (by_table, lambda v: TABLE["kl"].update(beta=v)),
     "dataclass of an object": (LOSS, lambda v: setattr(LOSS.config, "beta", v)),
+    "attribute by a computed name": (LOSS.computed, lambda v: setattr(LOSS.config, "beta", v)),
     "another dataclass": (LOSS, lambda v: setattr(LOSS, "config", Config(v))),
     "method": (LOSS.mixed, lambda v: setattr(LOSS.config, "beta", v)),
 }
@@ -124,6 +130,18 @@ def test_a_number_that_is_annealed_plans_once(name: str, fit_stores: Path) -> No
         set_beta(beta)
         beside.equal(lambda: step(batch), lambda: loss(beside.eager(*batch), batch))
     assert beside.plans(step) == 1
+
+
+def test_variables_of_the_environment_count(fit_stores: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def loss(outputs: Tensor, batch: Any) -> Tensor:
+        return penalty(outputs, float(os.environ.get("PENALTY", "0.1")))
+
+    beside = Beside(network)
+    batch = (torch.randn(64, 8),)
+    step = fitted(beside, batch, fit_stores, loss=loss)
+    for beta in ("0.1", "0.5", "0.1"):
+        monkeypatch.setenv("PENALTY", beta)
+        beside.equal(lambda: step(batch), lambda: loss(beside.eager(*batch), batch))
 
 
 def traces(step: TrainingStep) -> int:
