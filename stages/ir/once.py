@@ -20,17 +20,20 @@ def changes_for_good(calls: Sequence[Call], temporary: Collection[int]) -> bool:
     return any(not c.replay_arguments for c in writing) or any(c.target in SPENDS for c in calls)
 
 
-def overtaken(nodes: Sequence[ComputeNode], changing: Collection[int]) -> frozenset[int]:
-    """Return the nodes that read a persistent storage which a later node changes for good.
+def overtaken(nodes: Sequence[ComputeNode]) -> frozenset[int]:
+    """Return the nodes that read a persistent storage which a later node changes.
 
-    Updates of parameters are left out: whether a node runs before or after them is for a plan to decide.
+    It is changed when that node runs first, also by one that can run again without changing it, as batch normalisation
+    can. What a node changes itself does not count: made again, such a node does not read it. Updates of parameters are
+    left out: whether a node runs before or after them is for a plan to decide.
 
     Args:
         nodes: in a topological order, each at the position of its number.
-        changing: the numbers of those that change something for good.
     """
-    last_change = {s: n.node for n in nodes if n.phase != "update" and n.node in changing for s in n.mutates}
-    return frozenset(n.node for n in nodes if any(last_change.get(s, -1) > n.node for s in n.reads))
+    last_change = {s: n.node for n in nodes if n.phase != "update" for s in n.mutates}
+    return frozenset(
+        n.node for n in nodes if any(last_change.get(s, -1) > n.node for s in n.reads if s not in n.mutates)
+    )
 
 
 def once_by_trace(trace: TraceTables, nodes: Sequence[ComputeNode]) -> frozenset[int]:
@@ -41,4 +44,4 @@ def once_by_trace(trace: TraceTables, nodes: Sequence[ComputeNode]) -> frozenset
     """
     temporary = {s.storage for s in trace.storages if s.role == "temporary"}
     changing = {n.node for n in nodes if changes_for_good([trace.calls[c] for c in n.calls], temporary)}
-    return frozenset(n.node for n in nodes if n.once) & (overtaken(nodes, changing) | changing)
+    return frozenset(n.node for n in nodes if n.once) & (overtaken(nodes) | changing)

@@ -232,6 +232,6 @@ def flagged_bytes(calls: Sequence[Call], costs: Sequence[Cost]) -> tuple[int, ..
 
 
 def _mark_once(nodes: list[ComputeNode]) -> list[ComputeNode]:
-    """Let a node run only once that reads a persistent storage which a later node changes for good."""
-    late = overtaken(nodes, {n.node for n in nodes if n.once})
+    """Let a node run only once that reads a persistent storage which a later node changes."""
+    late = overtaken(nodes)
     return [replace(node, once=True) if node.node in late else node for node in nodes]
