@@ -8,12 +8,14 @@
 - `encoder.py`: an operator for layers of `nn.TransformerEncoder` on padded sequences.
 - `attention.py`: operators for attention whose kernels PyTorch chooses by what trains.
 - `products.py`: operators for products whose kernels PyTorch chooses by what trains.
+- `by_content.py`: operators whose kernels PyTorch chooses by what tensors contain.
 - `failed.py`: recognizes a GPU that has failed.
 """
 
 from __future__ import annotations
 
 from stowage.stages.kernels.attention import attention, attention_gradients
+from stowage.stages.kernels.by_content import prod_gradient, weight_of_targets
 from stowage.stages.kernels.encoder import encoder_layer
 from stowage.stages.kernels.forms import Form, Output, output_at, outputs_of, parse_all, texts
 from stowage.stages.kernels.known import FakeKernelError, KnownOutputs, Outputs, known_outputs
@@ -44,5 +46,7 @@ __all__ = [
     "output_at",
     "outputs_of",
     "parse_all",
+    "prod_gradient",
     "texts",
+    "weight_of_targets",
 ]

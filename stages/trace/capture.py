@@ -20,6 +20,7 @@ from stowage.stages.trace.objects.left import Seen, move_numbers, see
 from stowage.stages.trace.objects.outside import Outside
 from stowage.stages.trace.objects.preserve import Snapshot
 from stowage.stages.trace.recording.checkpointing import without_gradient_checkpointing
+from stowage.stages.trace.recording.kernels_by_content import kernels_by_content
 from stowage.stages.trace.recording.marking import Marker
 from stowage.stages.trace.recording.nested import nested_as_padded
 from stowage.stages.trace.recording.packing import packing_as_in_eager
@@ -125,13 +126,14 @@ def capture(
         move_numbers(changed, readings.round)
         with contextlib.ExitStack() as stack:
             stack.enter_context(quiet_torch())
-            stack.enter_context(without_gradient_checkpointing(model, notices))
+            stack.enter_context(without_gradient_checkpointing(model, notices, recorder.graph))
             stack.enter_context(torch.random.fork_rng(devices=[]))
             stack.enter_context(torch.set_grad_enabled(gradients))
             if not gradients:
                 stack.enter_context(_fused_attention())
                 stack.enter_context(nested_as_padded())
             stack.enter_context(packing_as_in_eager(recorder))
+            stack.enter_context(kernels_by_content())
             stack.enter_context(_autocast_cache())
             stack.enter_context(mode)
             stack.enter_context(recorder)

@@ -26,6 +26,7 @@ from stowage.stages.trace.calls.operators import (
     replay_arguments,
     true_outputs,
     writes,
+    written_keywords,
 )
 from stowage.stages.trace.calls.scalars import without_numbers
 from stowage.stages.trace.calls.signature import call_signature
@@ -154,11 +155,7 @@ class Lowering:
         reads: list[int] = []
         encoded = self._encode(args, kwargs, reads)
         written = [args[i] for i in mutated_arguments(target, args) if i < len(args)]
-        written += [
-            kwargs[a.name]
-            for a in target._schema.arguments
-            if a.kwarg_only and a.alias_info is not None and a.alias_info.is_write and a.name in kwargs
-        ]
+        written += [kwargs[name] for name in written_keywords(target) if name in kwargs]
         flat = [item for w in written for item in (w if isinstance(w, (list, tuple)) else [w]) if item is not None]
         mutated = {self.values[self._value_of[w]].storage for w in flat}
         if str(target) in OPAQUE:

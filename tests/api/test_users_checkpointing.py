@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
+from stowage.flows import fit
+from stowage.stages.ir.errors import TraceError
 from tests.api.beside_plain import Script, adamw, mlp, rows, square, trains_equally
 
 
@@ -102,3 +104,56 @@ def test_the_reentrant_kind_gives_no_gradient_where_nothing_requires_one() -> No
         return Script(made, None, square, rows(2))
 
     trains_equally(make)
+
+
+class Counting(nn.Module):
+    """Its checkpointed block changes a buffer."""
+
+    def __init__(self, block: nn.Module, reentrant: bool) -> None:
+        super().__init__()
+        self.first, self.block, self.last = mlp(), block, mlp()
+        self.reentrant = reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = checkpoint(self.block, self.first(x), use_reentrant=self.reentrant)
+        out: torch.Tensor = self.last(x)
+        return out
+
+
+class Momentum(nn.Module):
+    """Changes a window of a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("bank", torch.zeros(2, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.bank[1].view(2, 4).mul_(0.9).add_(x.detach().mean())  # type: ignore[operator, index]
+        return x * self.bank[1]  # type: ignore[index, no-any-return]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize(
+    ("block", "named"),
+    [
+        (lambda: nn.BatchNorm1d(8), r"buffer 'block\.(running_mean|num_batches_tracked)'"),
+        (lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)), r"buffer 'block\.parametrizations\."),
+        (Momentum, r"buffer 'block\.bank'"),
+    ],
+    ids=["batch norm", "spectral norm", "window"],
+)
+def test_what_plain_pytorch_would_change_twice_is_refused(block: Any, named: str, reentrant: bool) -> None:
+    model = Counting(block(), reentrant)
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    with pytest.raises(TraceError, match=f"torch.utils.checkpoint changes {named}") as caught:
+        fit(model, torch.randn(16, 8), adamw(model), loss=square, device_budget="90%")
+    assert "\n" not in str(caught.value)
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+
+
+def test_what_is_evaluated_under_it_changes_nothing() -> None:
+    def make() -> Script:
+        made = Counting(nn.BatchNorm1d(8).eval(), False)
+        return Script(made, adamw(made), square, rows(3))
+
+    trains_equally(make, "90%")

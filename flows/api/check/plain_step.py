@@ -17,6 +17,7 @@ from stowage.stages.runtime.random.generators import GeneratorStates
 from stowage.stages.runtime.random.python_state import PythonState
 from stowage.stages.runtime.shadow.guard import Guard, Room, Saved
 from stowage.stages.runtime.shadow.shadow import Compute, Number
+from stowage.stages.trace.recording.kernels_by_content import kernels_by_content
 from stowage.stages.trace.requires_grad import requiring_no_gradients
 from stowage.stages.workload.autocast import without_autocast
 
@@ -77,7 +78,7 @@ def plain_step(
     torch.clear_autocast_cache()
     try:
         absent = [parameters[name] for name in left_out] if frozen else []
-        with Guard(EVERYTHING, None, saved), torch.enable_grad(), requiring_no_gradients(absent):
+        with Guard(EVERYTHING, None, saved), kernels_by_content(), torch.enable_grad(), requiring_no_gradients(absent):
             loss = compute(model, batch)
             found = PlainStep(Number.of(loss))
             with without_autocast():

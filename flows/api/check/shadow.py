@@ -34,6 +34,7 @@ from stowage.stages.runtime.shadow.operators import Operators
 from stowage.stages.runtime.shadow.shadow import Compute, Number, Shadow, ShadowSeen, digest
 from stowage.stages.runtime.sharding.plain_forward import in_step
 from stowage.stages.runtime.sharding.ranks import Ranks
+from stowage.stages.trace.recording.kernels_by_content import kernels_by_content
 from stowage.stages.trace.requires_grad import requiring_no_gradients
 from stowage.stages.workload.autocast import without_autocast
 
@@ -154,7 +155,9 @@ class Net:
         watched = self._watched.get(program) or self._watch(
             program,
             planned,
-            lambda reads: Shadow(self._model, forward, (), self._operators, reads, outcome=digests, gradients=False),
+            lambda reads: Shadow(
+                self._model, forward, (), self._operators, reads, digests, gradients=False, kernels=kernels_by_content
+            ),
         )
         watched.calls += 1
         seen = None
@@ -179,7 +182,7 @@ class Net:
         return result
 
     def _loss_shadow(self, reads: dict[str, frozenset[str]]) -> Shadow:
-        return Shadow(self._model, self._compute, self._roots, self._operators, reads)
+        return Shadow(self._model, self._compute, self._roots, self._operators, reads, kernels=kernels_by_content)
 
     def _is_due(self, call: int) -> bool:
         if self.check == "never":

@@ -78,6 +78,7 @@ class Shadow:
         reads: module -> parameters that it reads itself.
         outcome: makes of the result what is compared; the result's tensors are dropped.
         gradients: whether the gradient mode is on.
+        kernels: inside it operators are eager's, although they are looked at.
         peak_bytes: bytes of the latest run, beyond what was there before; 0 before the first.
     """
 
@@ -88,6 +89,7 @@ class Shadow:
     reads: Mapping[str, frozenset[str]] = field(default_factory=dict)
     outcome: Callable[[Any], Any] = Number.of
     gradients: bool = True
+    kernels: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     peak_bytes: int = 0
     _drops: bool = True
     _written: tuple[str, ...] | None = None
@@ -149,7 +151,7 @@ class Shadow:
     ) -> ShadowSeen:
         lending = Lending(self.model, offloading, self.reads) if offloading is not None else None
         guard = Guard(room, lending.offloaded if lending is not None else None, saved, self.known)
-        with guard, lending.around(guard) if lending is not None else contextlib.nullcontext():
+        with guard, self.kernels(), lending.around(guard) if lending is not None else contextlib.nullcontext():
             result = self._result(batch)
         seen = self._seen(result, saved, device)
         self.peak_bytes = guard.peak_bytes + saved.nbytes

@@ -58,6 +58,13 @@ def mutated_arguments(target: OpOverload, arguments: list[Any]) -> list[int]:
     return found
 
 
+def written_keywords(target: OpOverload) -> list[str]:
+    """Return the names of arguments that are given by name alone and written in place."""
+    return [
+        a.name for a in target._schema.arguments if a.kwarg_only and a.alias_info is not None and a.alias_info.is_write
+    ]
+
+
 def writes(target: OpOverload) -> bool:
     """Say whether an operator's schema says that it writes to any of its arguments."""
     return any(a.alias_info is not None and a.alias_info.is_write for a in target._schema.arguments)

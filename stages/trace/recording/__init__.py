@@ -11,6 +11,7 @@
 - `nested.py`: `nn.TransformerEncoder` on padded sequences.
 - `composite.py`: operators that PyTorch composes of others.
 - `kernels_by_training.py`: operators whose kernels PyTorch chooses by what trains.
+- `kernels_by_content.py`: operators whose kernels PyTorch chooses by what tensors contain.
 - `deciders.py`: the parameters that decide whether a tensor requires gradients.
 - `checkpointing.py`: the model's own gradient checkpointing, switched off.
 """

@@ -27,6 +27,7 @@ from stowage.stages.ir.results import flat_results, grouped, groups_of, places
 from stowage.stages.trace.calls.operators import draws_by_itself, is_random
 from stowage.stages.trace.recording.composite import composed
 from stowage.stages.trace.recording.fake import TrueKernels
+from stowage.stages.trace.recording.kernels_by_content import refuse_fill
 from stowage.stages.workload.executed import noting
 
 PATH, PHASE, SOURCE, LOCATION = "stowage_path", "stowage_phase", "stowage_source", "stowage_location"
@@ -282,6 +283,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 "the global generator, which torch.manual_seed seeds, or before the step, and pass the numbers in the "
                 "batch."
             )
+        refuse_fill(func, args, self._place)
         given = [self._given(item) if isinstance(item, torch.Tensor) else item for item in flat]
         fake_args, fake_kwargs = pytree.tree_unflatten(given, structure)
         if torch.Tag.data_dependent_output in func.tags:
