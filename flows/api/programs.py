@@ -29,13 +29,14 @@ from stowage.flows.planning.true_kernels import with_true_kernels
 from stowage.stages.device import current
 from stowage.stages.ir.errors import NO_PLAN, Infeasible, NoRoomInLowerTier, ParameterError, StowageError
 from stowage.stages.optimizers import KnownOptimizer, OptimizerSignature
+from stowage.stages.rewrite import rewritten
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.runtime.program import forget_source
 from stowage.stages.runtime.sharding.agreement import NO_HINTS, heard, together
-from stowage.stages.sensitivity import StepTensors
+from stowage.stages.sensitivity import StepTensors, gradient_error
 from stowage.stages.structure.generators import forked_generators
-from stowage.stages.trace import MicroBatch, Outside, Recorded, with_outside
+from stowage.stages.trace import MicroBatch, Outside, Recorded, with_outside, with_updates
 from stowage.stages.workload import BatchSignature, batch_signature
 from stowage.stages.workload.autocast import without_autocast
 
@@ -348,6 +349,28 @@ class Programs:
             self._say(notice)
         with self.binding.lend(None):
             yield [StepTensors.of(self._model, each, outside) for each in batches]
+
+    def gradient_error(self, program: Program, batch: Any) -> float:
+        """Return what the codes of a program change the gradient of a batch by, with the weights as they are.
+
+        Raises:
+            ParameterError: the parameters are dealt out to several ranks.
+        """
+        known = next(known for known in self.known if known.program is program)
+        summary = known.planned.summary
+        if summary.exact:
+            return 0.0
+        if self.ranks > 1:
+            raise ParameterError("step.gradient_error measures whole gradients: call it where one process trains.")
+        recorded = self._record(known.key, batch)
+        plain = with_updates(recorded, self._model, micro_batch=MicroBatch())
+        active = self._frozen.schedule.active() if self._frozen is not None else frozenset()
+        trained = [name for unit in known.planned.units if unit.name in active for name in unit.parameters]
+        with without_autocast(), self.binding.lend(None):
+            live = [StepTensors.of(self._model, batch, recorded.outside)]
+            return gradient_error(
+                plain, rewritten(plain, summary.variant), live, among=[trained] if self._frozen is not None else ()
+            )
 
     def _record(self, key: Key, batch: Any) -> Recorded:
         """Return the recorded forward and backward, which the micro-batches of a signature share."""

@@ -282,6 +282,22 @@ class TrainingStep(Storing):
         self._history.spans = spans
         return spans
 
+    def gradient_error(self, batch: Any) -> float:
+        """Measure what values kept in fewer bits change the gradient of a batch by, with the weights as they are now.
+
+        `plan.gradient_error` is predicted with the weights of when the plan was made; as they move on, and gradients
+        become smaller, the change may become larger. `forget` then has it measured and planned anew. It takes the
+        memory of a plain forward and backward and of two gradients; nothing trains.
+
+        Returns:
+            The norm of the change over the norm of the exact gradient, with `freeze` of what trains in the step under
+            way; 0 where nothing is kept in fewer bits.
+
+        Raises:
+            ParameterError: the parameters are dealt out to several ranks.
+        """
+        return self.programs.gradient_error(self.prepare(batch), batch)
+
     def report(self, path: str | Path, curve: Curve | None = None) -> Path:
         """Write what the plan of the latest call promises, and what the iterations so far gave, as one HTML page.
 

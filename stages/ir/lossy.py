@@ -55,11 +55,11 @@ class Lossy:
 
     Attributes:
         kinds: kinds of codes that may be used, see `KINDS`; `all` for every one.
-        max_gradient_error: most that the gradient of a step may change by: the norm of the difference over the norm of
-            the gradient, of all parameters together. What each kind does to each class of tensors is measured before
-            planning; errors of several classes are taken to be independent, so that their squares add up. A step that
-            freezes has the gradients of what trains alone, and the limit holds whatever does. With 0 only kinds that
-            change nothing are used.
+        max_gradient_error: most that the gradient of a step may change by, with the weights of when it is planned: the
+            norm of the difference over the norm of the gradient, of all parameters together. What each kind does to
+            each class of tensors is measured before planning; errors of several classes are taken to be independent,
+            so that their squares add up. A step that freezes has the gradients of what trains alone, and the limit
+            holds whatever does. With 0 only kinds that change nothing are used.
         batches: what it is measured on, the first four of the form of the one that `fit` gets, among the first
             `LOOKED_AT`: a list or a loader. With none it is measured on that one.
     """

@@ -16,10 +16,10 @@ from stowage.flows.api import planner
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.lossy import GradientError
 from stowage.stages.ir.plan import Option
-from stowage.stages.rewrite import is_asked
+from stowage.stages.rewrite import is_asked, rewritten
 from stowage.stages.rewrite.lossy import described
 from stowage.stages.rewrite.lossy import saved as saved_module
-from stowage.stages.sensitivity import StepTensors, gradient_errors
+from stowage.stages.sensitivity import StepTensors, gradient_error, gradient_errors
 from stowage.stages.solve import PlanRequest, Solved, Variant, solve_variants
 from stowage.stages.trace import trace_step
 from tests.freezing.beside import Given, assert_equal_to_plain
@@ -172,3 +172,39 @@ def test_errors_are_measured_on_the_batches_that_are_given(tmp_path: Path) -> No
     notices.clear()
     assert planned("some", Lossy("bf16", batches=iter([others[1], wrong, *others[2:]]))) == measured(*others[1:5])
     assert not any("Lossy(batches=loader)" in text for text in notices)
+
+
+@pytest.mark.usefixtures("packed_only")
+def test_the_change_of_the_gradient_is_measured_with_the_weights_of_now(tmp_path: Path) -> None:
+    """Nothing of the user's moves meanwhile."""
+    torch.manual_seed(0)
+    hidden = [torch.nn.Linear(8, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64), torch.nn.Tanh()]
+    model = torch.nn.Sequential(*hidden, torch.nn.Linear(64, 8))
+    batch = torch.randn(256, 8)
+    aim = batch.flip(1)
+
+    def loss(outputs: torch.Tensor, _batch: Any) -> torch.Tensor:
+        return (outputs - aim).pow(2).mean()
+
+    def adam(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.Adam(parameters, lr=1e-2)
+
+    how: dict[str, Any] = {"loss": loss, "cache_dir": tmp_path, "quick": True, "say": lambda text: None}
+    step = fit(model, batch, adam, device_budget="90%", lossy=Lossy("int8_tensor", 0.1), **how)
+    assert not step.plan.exact
+    state, weights = torch.get_rng_state(), [p.detach().clone() for p in model.parameters()]
+    at_first = step.gradient_error(batch)
+    assert 0 < at_first <= step.plan.gradient_error
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(p, before) and p.grad is None for p, before in zip(model.parameters(), weights))
+    for _ in range(20):
+        step(batch)
+    trace = trace_step(model, batch, loss=loss)
+    packed = rewritten(trace, step.plan.variant)
+    assert step.gradient_error(batch) == gradient_error(trace, packed, [StepTensors.of(model, batch)]) != at_first
+
+
+def test_exact_plans_change_nothing(tmp_path: Path) -> None:
+    model, batch = torch.nn.Linear(8, 8), torch.randn(4, 8)
+    step = fit(model, batch, None, device_budget="110%", loss=lambda out, _: out.sum(), cache_dir=tmp_path, quick=True)
+    assert step.gradient_error(batch) == 0.0
