@@ -181,10 +181,9 @@ def test_the_change_of_the_gradient_is_measured_with_the_weights_of_now(tmp_path
     hidden = [torch.nn.Linear(8, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64), torch.nn.Tanh()]
     model = torch.nn.Sequential(*hidden, torch.nn.Linear(64, 8))
     batch = torch.randn(256, 8)
-    aim = batch.flip(1)
 
-    def loss(outputs: torch.Tensor, _batch: Any) -> torch.Tensor:
-        return (outputs - aim).pow(2).mean()
+    def loss(outputs: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        return (outputs - given.flip(1)).pow(2).mean()
 
     def adam(parameters: Any) -> torch.optim.Optimizer:
         return torch.optim.Adam(parameters, lr=1e-2)
