@@ -10,8 +10,9 @@ from dataclasses import replace
 from stowage.stages.codegen.names import Identifiers
 from stowage.stages.freezing.guards import guards_of
 from stowage.stages.freezing.kernels import trained_guards
-from stowage.stages.freezing.outputs import copied_guards, optional_results
+from stowage.stages.freezing.outputs import Omissible, copied_guards, optional_results
 from stowage.stages.ir.arguments import active_text
+from stowage.stages.ir.flags import made_anyway
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.plan import PlanRow
 from stowage.stages.ir.step import Step
@@ -90,7 +91,7 @@ class Guarding:
             content = json.loads(call.arguments)
             content["args"][-1] = {_OPTIONAL: spans(self._units, trained)}
             return replace(call, arguments=json.dumps(content))
-        found = list(optional_results(self._trace, call, self._guards.outputs[row.row], self.guard(row)))
+        found = self._left_out(call, row)
         if not found:
             return call
         content = json.loads(call.arguments)
@@ -99,6 +100,13 @@ class Guarding:
                 {_OPTIONAL: spans(self._units, result.guard)} if result.guard else False
             )
         return replace(call, arguments=json.dumps(content))
+
+    def _left_out(self, call: Call, row: PlanRow) -> list[Omissible]:
+        """Return the results of a call that it is not asked for where nothing reads them."""
+        assert self._guards is not None
+        anyway = made_anyway(call.target, self._trace.meta.device)
+        found = optional_results(self._trace, call, self._guards.outputs[row.row], self.guard(row))
+        return [one for one in found if one.output != anyway]
 
     def _active(self, guard: int) -> str:
         return active_text(spans(self._units, guard))
@@ -148,8 +156,7 @@ class Guarding:
         left_out: set[int] = set()
         if row.node >= 0 and row.action == "compute":
             calls = map(self._trace.calls.__getitem__, self._nodes[row.node].calls)
-            outputs, guard = self._guards.outputs[row.row], self.guard(row)
-            left_out = {o.storage for c in calls for o in optional_results(self._trace, c, outputs, guard)}
+            left_out = {o.storage for c in calls for o in self._left_out(c, row)}
         for storage, later in self._guards.releases.get(row.row, {}).items():
             if storage not in left_out:
                 found.setdefault(later, []).append(storage)

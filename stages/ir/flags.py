@@ -24,6 +24,18 @@ FLAGGED = frozenset(
 """Kernels whose last argument has a flag for each result, `output_mask`; eager's engine sets it by what trains."""
 
 
+_MADE_ANYWAY = {("aten.native_group_norm_backward.default", "cpu"): 0}
+"""Results without which a kernel reads what is not there on some layouts, and ends the process: channels_last."""
+
+
+def made_anyway(target: str, device: str) -> int:
+    """Return the position of the result that a kernel in `FLAGGED` is always asked for on a device, or -1.
+
+    Where nothing reads it, it is dropped at once, and counts as workspace.
+    """
+    return _MADE_ANYWAY.get((target, device), -1)
+
+
 @lru_cache(maxsize=4096)
 def asked_for(arguments: str) -> tuple[int, ...]:
     """Return the positions of the results that the traced step asks a kernel in `FLAGGED` for."""

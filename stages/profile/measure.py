@@ -12,7 +12,7 @@ import torch
 from stowage.stages.device import Device
 from stowage.stages.ir.by_training import BY_TRAINING
 from stowage.stages.ir.errors import TableError
-from stowage.stages.ir.flags import FLAGGED, asked_for, flag_count
+from stowage.stages.ir.flags import asked_for, flag_count, made_anyway
 from stowage.stages.ir.operators import OPAQUE
 from stowage.stages.ir.trace import Call, TraceTables
 from stowage.stages.kernels import ContentKind, Outputs, kinds_of, outputs_of
@@ -88,7 +88,8 @@ def measure_call(call: Call, trace: TraceTables, device: Device, kind: str) -> A
             del result
             ignored = [o.nbytes if o and v < 0 else 0 for o, v in zip(outputs or (), call.returns)]
             if flag_count(call.target, call.arguments):
-                return replace(_flagged(call, partial(operator, **kwargs), args, ignored, device), outputs=outputs)
+                alone = _flagged(call, partial(operator, **kwargs), args, ignored, device, kind)
+                return replace(alone, outputs=outputs)
             alone = replace(measured(partial(operator, *args, **kwargs), device), outputs=outputs)
             return _without(alone, sum(ignored))
         except NotImplementedError as problem:
@@ -100,21 +101,22 @@ def measure_call(call: Call, trace: TraceTables, device: Device, kind: str) -> A
 
 
 def _flagged(
-    call: Call, operator: Callable[..., Any], args: Sequence[Any], ignored: Sequence[int], device: Device
+    call: Call, operator: Callable[..., Any], args: Sequence[Any], ignored: Sequence[int], device: Device, kind: str
 ) -> Alone:
     """Measure a call under each choice of its flags; `ignored` has the bytes of the results that the step drops."""
+    if call.target in BY_TRAINING:
+        ways = [_without(measured(partial(operator, *args[:-1], flag), device), sum(ignored)) for flag in (False, True)]
+        return replace(ways[bool(args[-1])], flagged_bytes=tuple(one.workspace_bytes for one in ways))
     found: list[Alone] = []
-    for position in range(1 << flag_count(call.target, call.arguments)):
-        dropped_bytes = sum(ignored)
-        last: Any = bool(position)
-        if call.target in FLAGGED:
-            last = [False] * len(args[-1])
-            for i, result in enumerate(asked_for(call.arguments)):
-                last[result] = bool(position >> i & 1)
-            dropped_bytes = sum(nbytes for made, nbytes in zip(last, ignored) if made)
+    asked, anyway = asked_for(call.arguments), made_anyway(call.target, kind)
+    anyway_bytes = operator(*args)[anyway].nbytes if anyway >= 0 else 0
+    for position in range(1 << len(asked)):  # none too: a row that makes several calls may run for another
+        wanted = {result for i, result in enumerate(asked) if position >> i & 1}
+        last = [result in wanted or result == anyway for result in range(len(args[-1]))]
+        dropped_bytes = sum(nbytes for result, nbytes in enumerate(ignored) if result in wanted)
+        dropped_bytes += 0 if anyway in wanted else anyway_bytes
         found.append(_without(measured(partial(operator, *args[:-1], last), device), dropped_bytes))
-    traced = found[int(bool(args[-1]))] if call.target in BY_TRAINING else found[-1]
-    return replace(traced, flagged_bytes=tuple(one.workspace_bytes for one in found))
+    return replace(found[-1], flagged_bytes=tuple(one.workspace_bytes for one in found))
 
 
 def _without(alone: Alone, nbytes: int) -> Alone:

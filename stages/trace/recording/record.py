@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from stowage.stages.ir.errors import TraceError
+from stowage.stages.ir.flags import FLAGGED, made_anyway
 from stowage.stages.ir.results import flat_results, grouped, groups_of, places
 from stowage.stages.trace.calls.operators import draws_by_itself, is_random
 from stowage.stages.trace.recording.composite import composed
@@ -255,9 +256,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _dispatched(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in _ASKS_FORM:
             return func(*args, **kwargs)
-        flat, structure = pytree.tree_flatten((args, kwargs))
         if not isinstance(func, OpOverload):
             return func(*args, **kwargs)
+        args = _asking_for_what_is_made_anyway(func, args)
+        flat, structure = pytree.tree_flatten((args, kwargs))
         if any(isinstance(item, torch.device) and _is_numbered_cpu(item) for item in flat):
             flat = [_CPU if isinstance(item, torch.device) and _is_numbered_cpu(item) else item for item in flat]
             args, kwargs = pytree.tree_unflatten(flat, structure)
@@ -373,6 +375,13 @@ def _asked_by(file: str) -> bool:
     while frame is not None and frame.f_code.co_filename.startswith(_MACHINERY):
         frame = frame.f_back  # type: ignore[assignment]
     return frame is not None and frame.f_code.co_filename == file
+
+
+def _asking_for_what_is_made_anyway(func: OpOverload, args: Any) -> Any:
+    """Return arguments with the flag set of the result that a kernel must not go without, see `ir.flags`."""
+    if str(func) not in FLAGGED or (result := made_anyway(str(func), args[0].device.type)) < 0:
+        return args
+    return *args[:-1], [flag or i == result for i, flag in enumerate(args[-1])]
 
 
 def _as_node(item: Any) -> fx.Node:
