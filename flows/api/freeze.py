@@ -71,7 +71,8 @@ class Freeze:
         policy = self.policy
         if isinstance(policy, str):
             policy = policy_named(policy, self.rate, self.seed, self.over)
-        return Freezing(self.units, self.rate, policy, measures=self.measures)
+        relative = self.distance == "relative"
+        return Freezing(self.units, self.rate, policy, measures=self.measures, relative=relative)
 
     def text(self) -> str:
         """Return all of it in words that are the same in every process; of a policy of others the name of its class."""

@@ -25,6 +25,7 @@ class Freezing:
         rate: the freezing rate.
         policy: chooses what trains.
         measures: updates copy the weights before them, to measure how far they move.
+        relative: how this is measured, see `runtime.moves`.
         say: is told what the user should know, one sentence each.
     """
 
@@ -32,6 +33,7 @@ class Freezing:
     rate: float
     policy: Policy
     measures: bool = True
+    relative: bool = False
     say: Callable[[str], None] = lambda text: None
     _found: Freezable | None = field(default=None, init=False)
     _trained: frozenset[str] = field(default=frozenset(), init=False)
@@ -82,5 +84,5 @@ class Freezing:
         return errors_under_masks(errors, freezable.units, active_count(len(freezable.units), self.rate))
 
     def with_copies(self, costs: Iterable[Cost], traces: Iterable[TraceTables]) -> list[Cost]:
-        """Return the costs with what measuring the moves of weights takes: in updates, a copy of the weight."""
-        return costs_with_copies(costs, traces) if self.measures else list(costs)
+        """Return the costs with what measuring the moves of weights takes: a copy in each update."""
+        return costs_with_copies(costs, traces, relative=self.relative) if self.measures else list(costs)

@@ -27,7 +27,9 @@ def main() -> None:
     choice = read_record(ARTIFACTS / "solve" / "freezing.json", FreezeChoice)
     freezable = freezable_of(recorded, choice)
     units = freezable.units if freezable is not None else ()
-    trace, own = step.trace, nodes_with_copies(step.trace, step.nodes) if choice.measures else list(step.nodes)
+    trace, own = step.trace, list(step.nodes)
+    if choice.measures:
+        own = nodes_with_copies(trace, own, relative=choice.relative)
     rows = read_rows(ARTIFACTS / "solve" / "plan.parquet", PlanRow)
     slots = read_rows(ARTIFACTS / "solve" / "slots.parquet", Slot)
     try:

@@ -26,6 +26,7 @@
 - `machine`: describes the lower tier, its links, and where storages are between iterations.
 - `masked_bytes`: bytes that are in memory under some masks.
 - `methods`: the methods that make plans.
+- `move_bytes`: what measuring the move of a weight takes beside the copy of it.
 - `once`: says which nodes may run only once.
 - `operators`: facts about operators.
 - `parallel`: a parallel machine, and where the shards of groups of parameters live.

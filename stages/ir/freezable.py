@@ -66,3 +66,8 @@ class FreezeChoice:
     def measures(self) -> bool:
         """Return whether the policy looks at how far units moved."""
         return self.policy == "ils"
+
+    @property
+    def relative(self) -> bool:
+        """Return whether moves are measured element by element."""
+        return self.distance == "relative"

@@ -12,11 +12,8 @@ from contextlib import contextmanager
 
 import torch
 
+from stowage.stages.ir.move_bytes import taken_at_once
 from stowage.stages.ir.units import Unit
-
-CHUNK = 1 << 16
-"""Elements that are divided at a time, so that quotients take little memory."""
-
 
 Add = Callable[[list[float]], list[float]]
 
@@ -52,11 +49,12 @@ class Moves:
 
     def measured(self, name: str, old: torch.Tensor, new: torch.Tensor) -> None:
         """Take in an update; `old` is used up."""
-        if self.relative:
-            moved, weight = _quotients(old.reshape(-1), new.reshape(-1))
-        else:
-            weight = torch.linalg.vector_norm(old, 1)
-            moved = torch.linalg.vector_norm(old.sub_(new), 1)
+        sums = _quotients if self.relative else _changes
+        moved: Sum = 0.0
+        weight: Sum = 0.0
+        for before, after in _pieces(old, new, self.relative):
+            more, beside = sums(before, after)
+            moved, weight = moved + more, weight + beside
         self._sums[name] = _to_host(moved), _to_host(weight)
 
     def take(self, over_all: Add = list) -> dict[str, float]:
@@ -82,17 +80,55 @@ class Moves:
         }
 
 
-def _to_host(number: torch.Tensor) -> Sum:
+def _to_host(number: Sum) -> Sum:
     """Return a number, or start its copy to pinned memory."""
-    return float(number) if number.device.type == "cpu" else number.to("cpu", non_blocking=True)
+    return number.to("cpu", non_blocking=True) if isinstance(number, torch.Tensor) else number
 
 
-def _quotients(old: torch.Tensor, new: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the sum of |Δ/w| over the elements that were not 0, and their number."""
-    total, count = torch.zeros((), device=old.device), torch.zeros((), device=old.device)
-    for start in range(0, old.numel(), CHUNK):
-        before, after = old[start : start + CHUNK], new[start : start + CHUNK]
-        was = before != 0
-        total += torch.where(was, (after - before) / before, 0).abs().sum()
-        count += was.sum()
-    return total, count
+def _known(number: torch.Tensor) -> Sum:
+    """Return a number of the host's memory at once, so that it takes no bytes."""
+    return float(number) if number.device.type == "cpu" else number
+
+
+def _pieces(old: torch.Tensor, new: torch.Tensor, relative: bool) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield the same elements of both in the order in which they lie in memory, so that nothing is copied."""
+    numel = old.numel()
+    if old.stride() == new.stride() and _fills_its_memory(new):
+        old, new = (tensor.as_strided((numel,), (1,), tensor.storage_offset()) for tensor in (old, new))
+    elif old.dim() > 1:
+        for before, after in zip(old, new, strict=True):
+            yield from _pieces(before, after, relative)
+        return
+    at_once = max(taken_at_once(numel, old.element_size(), old.device.type, relative=relative), 1)
+    for start in range(0, numel, at_once):
+        yield old[start : start + at_once], new[start : start + at_once]
+
+
+def _fills_its_memory(tensor: torch.Tensor) -> bool:
+    """Return whether elements lie without gaps, in any order of dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _wide(tensor: torch.Tensor) -> torch.dtype:
+    """Return the type to sum in: narrow ones overflow."""
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def _changes(old: torch.Tensor, new: torch.Tensor) -> tuple[Sum, Sum]:
+    """Return ‖Δ‖₁ and ‖w‖₁; `old` is used up."""
+    weight = _known(torch.linalg.vector_norm(old, 1, dtype=_wide(old)))
+    return _known(torch.linalg.vector_norm(old.sub_(new), 1, dtype=_wide(old))), weight
+
+
+def _quotients(old: torch.Tensor, new: torch.Tensor) -> tuple[Sum, Sum]:
+    """Return the sum of |Δ/w| over the elements that were not 0, and their number; `old` is used up."""
+    count = _known(old.count_nonzero())
+    wide = _wide(old)
+    moved = new - old if old.dtype == wide else new.to(wide).sub_(old)
+    old.masked_fill_(old == 0, float("inf"))  # so that their quotients are 0
+    return _known(torch.linalg.vector_norm(moved.div_(old), 1)), count

@@ -129,7 +129,7 @@ def main() -> None:
     choice = wanted.freeze.choice() if wanted.freeze is not None else FreezeChoice()
     freezable = freezable_of(trace, choice)
     if choice.measures:
-        variants = [replace(v, nodes=nodes_with_copies(v.trace, v.nodes)) for v in variants]
+        variants = [replace(v, nodes=nodes_with_copies(v.trace, v.nodes, relative=choice.relative)) for v in variants]
 
     @cache
     def solve(budget_bytes: int, said: str = "", searches: int = O_ILP_SEARCHES, cut_seconds: float = 0.0) -> Solved:

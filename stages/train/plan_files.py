@@ -37,7 +37,10 @@ def planned_step(summary: PlanSummary) -> Way:
     nodes = read_rows(ARTIFACTS / "partition" / "nodes.parquet", ComputeNode)
     blocks = read_rows(ARTIFACTS / "partition" / "blocks.parquet", Block)
     step = stored_variant(TraceTables.load(ARTIFACTS / "trace"), nodes, blocks, summary.variant)
-    return replace(step, nodes=nodes_with_copies(step.trace, step.nodes)) if planned_freezing().measures else step
+    choice = planned_freezing()
+    if not choice.measures:
+        return step
+    return replace(step, nodes=nodes_with_copies(step.trace, step.nodes, relative=choice.relative))
 
 
 def planned_freezing() -> FreezeChoice:

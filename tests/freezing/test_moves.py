@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from stowage.stages.device import device_of
+from stowage.stages.ir.move_bytes import CHUNK, scratch_bytes
 from stowage.stages.ir.units import Unit
-from stowage.stages.runtime.moves import CHUNK, Moves
+from stowage.stages.runtime.moves import Moves
 
 UNITS = [Unit("a", ("a.weight", "a.bias")), Unit("b", ("b.weight",))]
 
@@ -56,3 +57,24 @@ def test_nothing_stays_on_the_device(relative: bool) -> None:
     assert measured.peak_bytes > 0
     assert measured.end_bytes == 0
     assert moves.take() == {"a": 1.0, "b": 1.0}
+
+
+@pytest.mark.parametrize("relative", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("layout", ["rows", "columns", "cut"])
+def test_no_more_memory_than_is_counted(relative: bool, dtype: torch.dtype, layout: str) -> None:
+    """Whatever the order of the elements in memory, and where the weight is a part of something larger."""
+    whole = torch.ones(400, 600, dtype=dtype)
+    new = {"rows": whole, "columns": whole.t(), "cut": whole[:, 7:]}[layout]
+    old = (new * 2).clone()
+    moves = Moves(UNITS, relative)
+    measured = device_of("cpu").measure(lambda: moves.measured("b.weight", old, new))
+    assert measured.peak_bytes <= scratch_bytes(new.numel(), new.element_size(), "cpu", relative=relative)
+    assert moves.take() == {"b": pytest.approx(0.5)}
+
+
+def test_sums_beyond_the_largest_number_of_their_type() -> None:
+    old = {"b.weight": torch.full((400, 600), 4.0, dtype=torch.float16)}
+    new = {"b.weight": torch.full((400, 600), 5.0, dtype=torch.float16)}
+    assert moved(False, old, new) == {"b": pytest.approx(0.25)}
+    assert moved(True, old, new) == {"b": pytest.approx(0.25)}
