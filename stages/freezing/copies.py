@@ -9,24 +9,30 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import TypeVar
 
 from stowage.stages.ir.costs import Cost
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.move_bytes import scratch_bytes
 from stowage.stages.ir.trace import Call, TraceTables
+from stowage.stages.ir.units import Unit, bits_of
 from stowage.stages.ir.updates import UPDATE, UPDATE_ALL, jointly_updated, updated_parameter
+
+_Update = TypeVar("_Update", Cost, ComputeNode)
 
 
 @dataclass(frozen=True)
 class _Measured:
-    """What measuring moves takes in an update: copies of weights during it, and the more of both behind it."""
+    """What measuring moves takes in an update: copies of weights, and what sums of one take once it is over."""
 
     copied_bytes: int
     scratch_bytes: int
+    joint: bool
 
-    def over(self, workspace_bytes: int) -> int:
-        """Return the workspace of the update with it."""
-        return self.copied_bytes + max(workspace_bytes, self.scratch_bytes)
+    def beside(self, update: _Update) -> _Update:
+        """Return an update with it in its workspace."""
+        workspace_bytes = self.copied_bytes + max(update.workspace_bytes, self.scratch_bytes)
+        return replace(update, workspace_bytes=workspace_bytes, copied_bytes=self.copied_bytes if self.joint else 0)
 
 
 def costs_with_copies(costs: Iterable[Cost], traces: Iterable[TraceTables], *, relative: bool) -> list[Cost]:
@@ -41,10 +47,7 @@ def costs_with_copies(costs: Iterable[Cost], traces: Iterable[TraceTables], *, r
     for trace in traces:
         weights = _Weights(trace)
         more.update({c.signature: n for c in trace.calls if (n := weights.measured(c, relative)) is not None})
-    return [
-        replace(c, workspace_bytes=more[c.signature].over(c.workspace_bytes)) if c.signature in more else c
-        for c in costs
-    ]
+    return [more[c.signature].beside(c) if c.signature in more else c for c in costs]
 
 
 def nodes_with_copies(trace: TraceTables, nodes: Sequence[ComputeNode], *, relative: bool) -> list[ComputeNode]:
@@ -55,7 +58,7 @@ def nodes_with_copies(trace: TraceTables, nodes: Sequence[ComputeNode], *, relat
         calls = [trace.calls[c] for c in node.calls] if node.phase == "update" else []
         for measured in (weights.measured(call, relative) for call in calls):
             if measured is not None:
-                node = replace(node, workspace_bytes=measured.over(node.workspace_bytes))
+                node = measured.beside(node)
         found.append(node)
     return found
 
@@ -74,6 +77,10 @@ class _Weights:
                 nbytes = trace.storages[value.storage].nbytes  # of a shard, or of something larger
                 self._sizes[name] = min(prod(value.shape), nbytes // itemsize), itemsize
 
+    def nbytes(self, name: str) -> int:
+        """Return the bytes of the copy of a parameter."""
+        return prod(self._sizes[name])
+
     def measured(self, call: Call, relative: bool) -> _Measured | None:
         """Return what measuring moves takes in a call; None where it is no update."""
         if call.target not in (UPDATE, UPDATE_ALL):
@@ -82,7 +89,23 @@ class _Weights:
         names = list(jointly_updated(call.arguments)) if joint else [updated_parameter(call.arguments)[0]]
         sizes = [self._sizes[name] for name in names]
         scratch = (scratch_bytes(*size, self._device, relative=relative) for size in sizes)
-        return _Measured(sum(map(prod, sizes)), max(scratch, default=0))
+        return _Measured(sum(map(prod, sizes)), max(scratch, default=0), joint)
+
+
+def copies_by_guard(trace: TraceTables, node: ComputeNode, units: Sequence[Unit]) -> dict[int, int]:
+    """Return the bytes of a node's `copied_bytes` by the guard under which they are taken: that of the weight's unit.
+
+    Weights that are in no unit are not measured.
+    """
+    if not node.copied_bytes:
+        return {}
+    weights, of = _Weights(trace), bits_of(units)
+    found: dict[int, int] = {}
+    for call in (trace.calls[c] for c in node.calls):
+        for name in jointly_updated(call.arguments) if call.target == UPDATE_ALL else ():
+            if name in of:
+                found[of[name]] = found.get(of[name], 0) + weights.nbytes(name)
+    return found
 
 
 def _itemsize(dtype: str) -> int:

@@ -80,7 +80,8 @@ class _Levels:
     def _computed(self, number: int, step: Step, guard: int) -> MaskedBytes:
         plan, node = self._plan, self._plan.nodes[step.node]
         outputs = plan.guards.outputs[number]
-        own = Counter(plan.workspaces.of(node, outputs, guard).by_guard())
+        workspace = plan.workspaces.of(node, outputs, guard).by_guard()
+        own = Counter(workspace)
         optional = {o.storage: o for o in omissible(plan.trace, node, outputs, guard)}
         for storage in node.creates:
             self._take(storage, optional[storage].guard if storage in optional else guard)
@@ -91,7 +92,7 @@ class _Levels:
             own[one.guard] -= self._size[one.storage]
         own.update(self._together)
         if step.node in self._updates:
-            self._together[guard] += node.workspace_bytes
+            self._together.update(workspace)
         before = self._states.get(step.node)
         if node.random and before is not None:
             own[guard] += RANDOM_STATE_BYTES

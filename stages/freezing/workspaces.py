@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from stowage.stages.freezing.copies import copies_by_guard
 from stowage.stages.freezing.kernels import trained_guards
 from stowage.stages.freezing.outputs import optional_results
 from stowage.stages.ir.by_training import BY_TRAINING
@@ -24,19 +25,24 @@ class Workspace:
         guard: the guard of the row.
         flags: the guards of its flags, see `ir.flags`.
         nbytes: the bytes by flag.
+        copied: bytes of the copies of weights that it makes where their guards have something of the mask, with these.
     """
 
     guard: int
     flags: tuple[int, ...]
     nbytes: tuple[int, ...]
+    copied: tuple[tuple[int, int], ...] = ()
 
     def under(self, mask: int) -> int:
         """Return the bytes under a mask under which the row runs."""
-        return self.nbytes[sum(bool(guard & mask) << i for i, guard in enumerate(self.flags))]
+        own = self.nbytes[sum(bool(guard & mask) << i for i, guard in enumerate(self.flags))]
+        return own + sum(nbytes for guard, nbytes in self.copied if guard & mask)
 
     def by_guard(self) -> Mapping[int, int]:
         """Return the bytes as a sum over guards that a mask has something of."""
-        return _by_guard(self) if self.flags else {self.guard: self.nbytes[0]}
+        if self.flags:
+            return _by_guard(self)
+        return Counter({self.guard: self.nbytes[0]}) + Counter(dict(self.copied))
 
 
 @lru_cache(maxsize=4096)
@@ -90,6 +96,9 @@ class Workspaces:
             later: the guard of what reads each storage that it makes.
             guard: the guard of the row.
         """
+        if node.copied_bytes:
+            copied = copies_by_guard(self.trace, node, self.units)
+            return Workspace(guard, (), (node.workspace_bytes - node.copied_bytes,), tuple(copied.items()))
         if not node.flagged_bytes:
             return Workspace(guard, (), (node.workspace_bytes,))
         flags: list[int] = []

@@ -25,6 +25,7 @@ class Cost:
         source: `measured`; `roofline` when estimated from bytes, flops and the device's rates; `similar` when taken
             from other sizes of the same operator (see `profile.similar`), which no store keeps.
         flagged_bytes: `workspace_bytes` by its flags (see `ir.flags`), where it has some and they were tried.
+        copied_bytes: the part of `workspace_bytes` that is copies of weights which one update of all changes.
     """
 
     signature: str
@@ -35,10 +36,11 @@ class Cost:
     samples: int
     source: Literal["measured", "roofline", "similar"]
     flagged_bytes: tuple[int, ...] = ()
+    copied_bytes: int = 0
 
     def is_possible(self) -> bool:
         """Say whether no number is negative or infinite."""
-        nbytes = (self.output_bytes, self.workspace_bytes, *self.flagged_bytes)
+        nbytes = (self.output_bytes, self.workspace_bytes, *self.flagged_bytes, self.copied_bytes)
         return 0 <= self.time_s < math.inf and min(nbytes) >= 0
 
     def is_measured(self, samples: int = 1) -> bool:

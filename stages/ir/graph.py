@@ -31,6 +31,7 @@ class ComputeNode:
         takes: storages of summands, for a sum; it may be written over one that is freed right afterwards (`ir.sums`).
         collective: all ranks run it together, beside computing if the plan starts it early (`ir.collectives`).
         flagged_bytes: `workspace_bytes` by the flags of its calls (see `ir.flags`), where these were tried.
+        copied_bytes: the part of `workspace_bytes` that is copies of weights which one update of all changes.
     """
 
     node: int
@@ -50,6 +51,7 @@ class ComputeNode:
     takes: tuple[int, ...] = ()
     collective: bool = False
     flagged_bytes: tuple[int, ...] = ()
+    copied_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -209,6 +209,7 @@ def _node(
         time_s=max(sum(c.time_s for c in found) + views_s, 1e-7),
         workspace_bytes=max(c.workspace_bytes for c in found),
         flagged_bytes=flagged_bytes(calls, found),
+        copied_bytes=max(c.copied_bytes for c in found),
         estimated=any(c.source != "measured" for c in found),
         name=f"{label.target.split('.')[1]} {label.module or trace.meta.model}",
         takes=takes_of(calls, trace),

@@ -60,6 +60,7 @@ def scaled(
                 time_s=max(node.time_s + more_s, LEAST_S),
                 workspace_bytes=max(c.workspace_bytes for c in own),
                 flagged_bytes=flagged_bytes(calls, own),
+                copied_bytes=max(c.copied_bytes for c in own),
                 estimated=any(c.source != "measured" for c in own),
             )
         )

@@ -11,7 +11,11 @@ import torch
 from torch import nn
 
 from stowage.flows import Freeze, TrainingStep, fit
+from stowage.stages.freezing.stored import check_plan
+from stowage.stages.ir.errors import MIB
 from stowage.stages.ir.freezable import Distance
+from tests.freezing.beside import units_in
+from tests.optimizers.kinds import Counting, GlobalNorm
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 
@@ -69,3 +73,25 @@ def test_tight_budgets_hold(kind: str, distance: Distance, tmp_path: Path) -> No
     peaks = [step.measure(batch).peak_bytes for _ in range(4)]
     assert max(peaks) <= predicted
     assert max(peaks) >= 0.99 * predicted
+
+
+@pytest.mark.parametrize("kind", [Counting, GlobalNorm])
+def test_one_update_of_all_copies_what_trains(kind: Callable[..., torch.optim.Optimizer], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(10)))
+    batch = torch.randn(8, 256)
+
+    def make(own: nn.Module) -> torch.optim.Optimizer:
+        return kind(own.parameters())
+
+    step = measuring(model, batch, make, "300%", tmp_path, rate=0.9)
+    for _ in range(10):
+        step(batch)
+    peak, predicted = max(step.measure(batch).peak_bytes for _ in range(4)), step.plan.device_peak_bytes
+    assert peak <= predicted
+    assert predicted - peak <= max(0.02 * peak, MIB / 16)
+    assert step.plan.all_active_bytes - predicted > 8 * 256 * 256 * 4
+    tight = measuring(model, batch, make, predicted, tmp_path, rate=0.9)
+    found = tight.planned
+    assert found is not None
+    check_plan(found.trace, found.nodes, found.rows, found.slots, found.summary, units_in(tight))

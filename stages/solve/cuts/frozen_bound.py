@@ -269,7 +269,7 @@ def _in_order(way: Way, *, offloads: bool) -> Way:
 
 def _under_any(node: ComputeNode, share: float) -> ComputeNode:
     """Return a node with a share of its time, and the least workspace that it has under any mask."""
-    workspace_bytes = min(node.flagged_bytes, default=node.workspace_bytes)
+    workspace_bytes = min(node.flagged_bytes, default=node.workspace_bytes - node.copied_bytes)
     return replace(node, time_s=node.time_s * share, workspace_bytes=workspace_bytes)
 
 
