@@ -18,9 +18,6 @@ from stowage.stages.simulate.lower_tier import ReplayedTier
 from stowage.stages.simulate.plan import baseline_bytes
 from stowage.stages.simulate.stored import check_stored
 
-BETWEEN = ", "
-"""Stands between the names of units in a summary."""
-
 
 def check_plan(
     trace: TraceTables,
@@ -54,7 +51,7 @@ def check_plan(
     )
     check_stored(trace, nodes, rows, slots, training)
     plan = guarded_plan(trace, nodes, rows, slots, units)
-    mask = mask_of(units, summary.worst_units.split(BETWEEN))
+    mask = mask_of(units, summary.worst_units)
     found = plan.under(mask).replay(summary.device_budget_bytes, replayed_tier(plan, summary.baseline_bytes))
     if found.peak_bytes != summary.device_peak_bytes:
         raise IllegalPlanError("a stored plan takes other memory under its worst mask than its summary says")

@@ -184,7 +184,7 @@ class PlanSummary:
         units: number of units that a step may freeze; 0 where nothing is ever frozen. Where something is,
             `device_peak_bytes` is that of the worst choice of what trains, and `step_time_s` that of the mean choice.
         active_units: how many of them may train in a step.
-        worst_units: the units that need most memory when they train together, with commas between them.
+        worst_units: the units that need most memory when they train together.
         worst_bound_bytes: bytes that no choice of units exceeds: the peak, unless a solver ran out of time.
         all_active_bytes, all_active_time_s: peak and time of a step in which every unit trains.
     """
@@ -223,7 +223,7 @@ class PlanSummary:
     budget_found: str = ""
     units: int = 0
     active_units: int = 0
-    worst_units: str = ""
+    worst_units: tuple[str, ...] = ()
     worst_bound_bytes: int = 0
     all_active_bytes: int = 0
     all_active_time_s: float = 0.0

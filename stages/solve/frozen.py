@@ -14,7 +14,7 @@ from dataclasses import replace
 from stowage.stages.formulations.freezing.worst_mask import WorstMask, worst_mask
 from stowage.stages.freezing.levels import levels_of
 from stowage.stages.freezing.projection import Guarded
-from stowage.stages.freezing.stored import BETWEEN, guarded_plan, replayed_tier
+from stowage.stages.freezing.stored import guarded_plan, replayed_tier
 from stowage.stages.freezing.times import mean_times, mean_with_copies
 from stowage.stages.ir.actions import STARTS
 from stowage.stages.ir.errors import NO_PLAN
@@ -88,7 +88,7 @@ def freezing_plan(
             gap=0.0 if status == "optimal" else gap,
             units=len(freezable.units),
             active_units=freezable.active,
-            worst_units=BETWEEN.join(names_in(freezable.units, worst.mask)),
+            worst_units=tuple(names_in(freezable.units, worst.mask)),
             worst_bound_bytes=max(peak_bytes, min(worst.bound_bytes, s.device_peak_bytes)),
             all_active_bytes=s.device_peak_bytes,
             all_active_time_s=s.step_time_s,

@@ -107,7 +107,7 @@ def assert_worst_measured(step: TrainingStep, policy: Given, batch: Any, *, near
     assert step.frozen.schedule is not None
     done = step.frozen.schedule.step
     turns = [units[i : i + most] for i in range(0, len(units), most)]
-    worst = step.plan.worst_units.split(", ")
+    worst = list(step.plan.worst_units)
     policy.masks = [[]] * done + turns + [worst]
     for _ in turns:
         step(batch)

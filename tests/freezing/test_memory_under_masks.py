@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from stowage.flows import Freeze, fit
-from stowage.stages.freezing.stored import BETWEEN, guarded_plan, replayed_tier
+from stowage.stages.freezing.stored import guarded_plan, replayed_tier
 from stowage.stages.ir.units import mask_of
 from tests.freezing.beside import Given, units_in
 from tests.freezing.chosen_kernels import mixer, projected, scan, windows
@@ -50,7 +50,7 @@ def test_every_mask_takes_what_is_said_of_it(make: Any, fit_stores: Path) -> Non
     masks = [
         *([unit] for unit in units),
         *(draws.sample(units, min(2, len(units))) for _ in range(DRAWN)),
-        [name for name in summary.worst_units.split(BETWEEN) if name],
+        list(summary.worst_units),
     ]
     assert step.frozen is not None
     assert step.frozen.schedule is not None

@@ -135,7 +135,7 @@ def frozen_beside_ddp(
     masked = Masked(policy)
 
     def look(step: TrainingStep) -> None:
-        policy.fixed = step.plan.worst_units.split(", ")
+        policy.fixed = list(step.plan.worst_units)
         see(step)
 
     with patch.object(planned_beside_ddp, "fit", masked.fit):

@@ -19,7 +19,6 @@ from stowage.flows.planning.freezing import Freezing
 from stowage.flows.planning.job import Leave
 from stowage.flows.planning.step import QUICK, Effort, Planned, Planning, StepToPlan, cost_step, plan_costed
 from stowage.stages.freezing.policies import Random
-from stowage.stages.freezing.stored import BETWEEN
 from stowage.stages.ir.activations import activation_share, device_budget, fixed_bytes
 from stowage.stages.ir.errors import Infeasible
 from stowage.stages.ir.lossy import MEASURED_BATCHES, GradientError, Lossy
@@ -286,6 +285,6 @@ class _Run:
     def peak_bytes(self) -> int:
         """Return the measured peak of one step, under the worst mask."""
         if self.planned.units:
-            self._program.active.choose(self.planned.summary.worst_units.split(BETWEEN))
+            self._program.active.choose(self.planned.summary.worst_units)
         program, case = self._program, self.case
         return measure_program(program, case.model, self.optimizer, case.batch, program).peak_bytes

@@ -269,8 +269,7 @@ def measured(job: PairJob, updates: int) -> PairRow:
     for units in job.masks.all_in_turns():  # states of the optimizer begin with a unit's first update
         job.masks.given = units
         update()
-    worst = step.plan.worst_units
-    job.masks.given = worst.split(", ") if worst else None
+    job.masks.given = list(step.plan.worst_units) or None
     for number in range(job.micro_batches):
         measured = max(measured, step.measure(batch, update=number == job.micro_batches - 1).peak_bytes)
         plan = step.plan
