@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from stowage.flows import Lossy
+from stowage.flows.api.measured_batches import NONE_LIKE_IT, ONE_BATCH, measured_batches
 from stowage.stages.rewrite.lossy import saved as saved_module
 from tests.api.test_leave_is_not_stored import first_lossy
 from tests.configurations.alongside import small_gpt2
@@ -66,3 +67,33 @@ def test_resumed_equals_uninterrupted(tmp_path: Path, fit_stores: Path) -> None:
     plain.train()
     assert losses(plain)[0] == losses(whole)[0]
     assert all(one != other for one, other in zip(losses(plain)[1:], losses(whole)[1:], strict=True))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_given_batches_are_measured_on(
+    accumulate: int, tmp_path: Path, fit_stores: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a loader, and the Trainer goes on as without them."""
+    found: list[tuple[int, str]] = []
+
+    def measured(batch: Any, lossy: Lossy) -> Any:
+        batches, notice = measured_batches(batch, lossy)
+        found.append((len(batches), notice))
+        return batches, notice
+
+    monkeypatch.setattr("stowage.flows.api.programs.measured_batches", measured)
+    run = {**RUN, "max_steps": 2, "save_strategy": "no", "gradient_accumulation_steps": accumulate}
+    firsts: list[tuple[float, list[int]]] = []
+    for name in ("loader", "alone"):
+        said: list[str] = []
+        trainer = trainer_of(tmp_path / name, small_gpt2(), EVEN, **run)
+        leave = Lossy(KIND, 0.5, trainer.get_train_dataloader() if name == "loader" else ())
+        torch.manual_seed(3)
+        planned(trainer, fit_stores, device_budget="90%", lossy=leave, say=said.append).train()
+        firsts.append((losses(trainer)[0], torch.get_rng_state().tolist()))
+        alone = [text for text in said if text in (ONE_BATCH, NONE_LIKE_IT)]
+        assert bool(alone) == (name == "alone")
+        if name == "loader":
+            assert found
+            assert all(count > 1 for count, _ in found)
+    assert firsts[0] == firsts[1]

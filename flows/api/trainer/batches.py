@@ -1,13 +1,15 @@
-"""Finds the first batches that a Trainer will evaluate on, before it does."""
+"""Finds the first batches that a Trainer will evaluate on, before it does, and gives batches the form of its steps."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from stowage.stages.ir.lossy import LOOKED_AT
 from stowage.stages.workload.randomness import seeded
 
 
@@ -36,3 +38,24 @@ def _first(trainer: Any, name: str | None) -> Any:
         # Accelerate's own iteration would register this loader as the one in use.
         return trainer._prepare_inputs(next(iter(DataLoader.__iter__(loader))))
     return None
+
+
+class AsStepped:
+    """Batches of the user's, each as the Trainer's step takes it: on the device, and with what comes beside it.
+
+    What comes beside it is that of the step's own batch, so that the mean over tokens has the same weight in all.
+    """
+
+    def __init__(self, trainer: Any, given: Iterable[Any], beside: Callable[[], Mapping[str, Any]]) -> None:
+        """Keep what they are made of; `beside` returns the step's own batch."""
+        self._trainer, self._given, self._beside = trainer, given, beside
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield them; nothing of the Trainer notices."""
+        with seeded(0):
+            given: Any = self._given
+            if isinstance(given, DataLoader):  # Accelerate's own iteration would register this loader as the one in use
+                given = DataLoader.__iter__(given)
+            found = list(islice(given, LOOKED_AT))
+        for inputs in found:
+            yield {**self._beside(), "inputs": self._trainer._prepare_inputs(inputs)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +19,7 @@ from stowage.flows.api.freeze import Freeze, freeze_of
 from stowage.flows.api.offload import Offload, offload_of
 from stowage.flows.api.steps import MOST, NewShapes, Say, Steps
 from stowage.flows.api.trainer.answers import Answers
-from stowage.flows.api.trainer.batches import first_evaluations
+from stowage.flows.api.trainer.batches import AsStepped, first_evaluations
 from stowage.flows.api.trainer.files import TrainerFiles, replaced
 from stowage.flows.api.trainer.ranks import group_of, leave_unwrapped, require_unwrapped
 from stowage.flows.api.trainer.refusals import refuse
@@ -134,6 +135,10 @@ class _Stowed:
         self._original = trainer.training_step
         self._original_prediction = trainer.prediction_step
         self._choices = choices
+        self._stepped: dict[str, Any] = {}
+        if choices.lossy is not None:
+            given = AsStepped(trainer, choices.lossy.batches, lambda: self._stepped)
+            self._choices = replace(choices, lossy=replace(choices.lossy, batches=given))
         self._evaluates = True
         self._belongs_to: tuple[Any, ...] = ()
         self._answers = Answers(trainer)
@@ -155,6 +160,15 @@ class _Stowed:
             "num_items_in_batch": num_items_in_batch,
             "micro_batches": getattr(trainer, "current_gradient_accumulation_steps", None),
         }
+        self._stepped = batch
+        try:
+            loss = self._stepped_on(model, batch)
+        finally:
+            self._stepped = {}
+        return loss.as_subclass(torch.Tensor)
+
+    def _stepped_on(self, model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+        trainer = self._trainer
         step = self._step_of(model, batch)
         self._latest = {**batch, "inputs": None}
         self._answers.watch()
@@ -162,7 +176,7 @@ class _Stowed:
         loss = step(batch, update=update)
         self._answers.updated = update and step.updates_jointly
         self._answers.norm = step.grad_norm if update else None
-        return loss.as_subclass(torch.Tensor)
+        return loss
 
     def predict(
         self,
