@@ -10,6 +10,7 @@ from torch import nn
 
 from stowage.stages.ir.errors import ParameterError, StowageError
 from stowage.stages.runtime.sharding.agreement import difference, failure_text, raise_failure
+from stowage.stages.runtime.sharding.memory import each_once
 from stowage.stages.runtime.sharding.ranks import Ranks
 
 PIECE = 1 << 20
@@ -99,7 +100,7 @@ def same_weights(model: nn.Module, ranks: Ranks) -> Iterator[list[str]]:
     found = ranks.all(own, "the sums over the weights")
     different = [name for name in named if any(other[name] != found[0][name] for other in found)]
     replaced = [name for name in different if own[name] != found[0][name]]
-    before = {name: named[name].detach().clone() for name in replaced}
+    before = {name: each_once(named[name].detach()).clone() for name in replaced}
     for name in different:
         ranks.broadcast(named[name].detach(), f"'{name}' of rank 0")
     try:
@@ -107,7 +108,7 @@ def same_weights(model: nn.Module, ranks: Ranks) -> Iterator[list[str]]:
     except BaseException:
         with torch.no_grad():
             for name, content in before.items():
-                named[name].detach().copy_(content)
+                each_once(named[name].detach()).copy_(content)
         raise
 
 

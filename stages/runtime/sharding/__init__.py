@@ -8,7 +8,7 @@ sharding     the shards of one model and its optimizer
 iteration    the verbs of a generated step that gather and scatter
 under_way    what a step has started and not yet waited for
 contents     whole tensors for those who save and load
-memory       buffers of collectives, freed in time
+memory       the memory of tensors; buffers of collectives, freed in time
 slices       the rows of whole tensors that one rank reads
 writing      checkpoints through torch.distributed.checkpoint
 watch        names an exchange that takes long

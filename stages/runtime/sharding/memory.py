@@ -1,4 +1,7 @@
-"""Frees the buffers of collectives when these have ended: a thread of the backend may refer to them for a while."""
+"""Finds the memory of tensors, and frees the buffers of collectives when these have ended.
+
+A thread of the backend may refer to such a buffer for a while.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,14 @@ import torch
 def memory_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a dense tensor's elements in the order of memory."""
     return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def each_once(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the part of an expanded tensor that has each number in memory once."""
+    for dimension, (size, stride) in enumerate(zip(tensor.shape, tensor.stride())):
+        if size > 1 and not stride:
+            tensor = tensor.narrow(dimension, 0, 1)
+    return tensor
 
 
 PATIENCE_S = 1.0

@@ -15,8 +15,10 @@ import torch.distributed as dist
 
 from stowage.stages.device import device_of
 from stowage.stages.device.rates.collectives import CollectiveRates, measure_collectives, start_gather
+from stowage.stages.device.tiers.layout import is_dense
 from stowage.stages.ir.errors import ParameterError, RankError
 from stowage.stages.runtime.sharding.failures import AGAIN, Failures
+from stowage.stages.runtime.sharding.memory import each_once, memory_of
 from stowage.stages.runtime.sharding.rates import place_of, remember, remembered
 
 Found = TypeVar("Found")
@@ -158,9 +160,15 @@ class Ranks:
         return torch.empty(1 + self.count, dtype=torch.int64, device=self.place())
 
     def broadcast(self, tensor: torch.Tensor, what: str) -> None:
-        """Overwrite a tensor by rank 0's."""
-        with self.failures.named(what):
-            dist.broadcast(tensor, src=self._first, group=self.group)
+        """Overwrite a tensor by rank 0's, and nothing that lies between its elements."""
+        with self.failures.named(what), torch.no_grad():
+            if is_dense(tensor):
+                dist.broadcast(memory_of(tensor), src=self._first, group=self.group)
+                return
+            own = each_once(tensor)  # backends move as many elements as it has, from its first one on
+            sent = own.clone(memory_format=torch.contiguous_format)
+            dist.broadcast(sent, src=self._first, group=self.group)
+            own.copy_(sent)
 
     def add(self, tensor: torch.Tensor, what: str) -> None:
         """Overwrite a tensor by the sum of all ranks'."""

@@ -97,13 +97,11 @@ class Sharding:
         for name, parameter in self._parameters.items():
             held = parameter.detach()
             self._cut_states(name, parameter)
+            self.ranks.broadcast(held, f"parameter '{name}' of rank 0")
             if name in self.forms:
-                self.ranks.broadcast(memory_of(held), f"parameter '{name}' of rank 0")
                 self._shards[name] = self.cut(name, held)
                 parameter.data = self._stand_in(name)
                 leave(parameter, name, DEALT_OUT)
-            else:
-                self.ranks.broadcast(held, f"parameter '{name}' of rank 0")
         self._sharded = True
         guard_module(self._model, self._first_cut, DEALT_OUT)
         if self._optimizer is not None:
@@ -117,10 +115,10 @@ class Sharding:
     def _cut_states(self, name: str, parameter: nn.Parameter) -> None:
         """Take rank 0's states of a parameter, those that an optimizer makes when it is made, and keep shards."""
         for key, state in self._states_of(parameter).items():
-            own = memory_of(state)
-            sent = own.to(parameter.device)  # numbers of steps are in the host's memory, which NCCL does not reach
+            sent = state.to(parameter.device)  # numbers of steps are in the host's memory, which NCCL does not reach
             self.ranks.broadcast(sent, f"state '{key}' of parameter '{name}' of rank 0")
-            own.copy_(sent)
+            if sent is not state:
+                state.copy_(sent)
             if name in self.forms and tuple(state.shape) == tuple(parameter.shape):
                 assert self._optimizer is not None
                 self._optimizer.state[parameter][key] = self.cut(name, state)
