@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
 
+from stowage.flows import fit
 from stowage.flows.api import planner
 from stowage.flows.api.training_step import TrainingStep
 from stowage.stages.ir.collectives import GATHER, SCATTER
@@ -77,6 +82,47 @@ def test_the_global_norm_over_ranks_is_that_of_ddp_within_a_bound(fit_stores: Pa
         assert own > 0.05
         assert abs(own - expected) <= NORM_BOUND * expected
         assert max(one.largest.values(), default=0.0) <= PARAMETER_BOUND
+
+
+BOUNDS_OF_16_BITS = {"float16": 2e-3, "bfloat16": 1.6e-2}
+"""Relative: of two norms which each are rounded to so many bits twice."""
+
+
+def _norms_of_16_bits(stores: Path) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Return the global norm under a plan, and DistributedDataParallel's, of gradients whose squares exceed float16."""
+    found = {}
+    for name in BOUNDS_OF_16_BITS:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4)).to(getattr(torch, name))
+        plain = nn.parallel.DistributedDataParallel(copy.deepcopy(model))
+        drawn = torch.Generator().manual_seed(dist.get_rank())
+        batch = torch.randn(16, 8, generator=drawn).to(getattr(torch, name))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+        more: Any = {
+            "loss": _large,
+            "max_grad_norm": 1.0,
+            "quick": True,
+            "cache_dir": stores,
+            "group": dist.group.WORLD,
+        }
+        step = fit(model, batch, optimizer, device_budget="1GiB", **more)
+        step(batch)
+        assert isinstance(step.grad_norm, torch.Tensor)
+        _large(plain(batch), None).backward()  # type: ignore[no-untyped-call]
+        found[name] = step.grad_norm, nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+    return found
+
+
+def _large(outputs: torch.Tensor, _batch: Any) -> torch.Tensor:
+    return outputs.float().square().mean() * 3000
+
+
+def test_the_global_norm_of_gradients_of_16_bits_is_finite_where_that_of_ddp_is(fit_stores: Path) -> None:
+    for found in on_ranks(2, _norms_of_16_bits, fit_stores):
+        for name, (own, expected) in found.items():
+            assert expected > 256
+            assert own.dtype == expected.dtype
+            assert abs(float(own) - float(expected)) <= BOUNDS_OF_16_BITS[name] * float(expected)
 
 
 KEY_BIAS, KEY_BIAS_BOUND = "attn.c_attn.bias", 1e-3

@@ -58,10 +58,11 @@ class ShardedIteration(SingleIteration):
         if not there:  # nothing trains in this step, on any rank
             return super().clip(norms, max_norm)
         with self._outside.again():
-            own = torch.linalg.vector_norm(torch.stack([n.to(there[0].device) for n in there]), 2.0)
-            total = own.square()
+            own = torch.stack([n.to(there[0].device) for n in there])
+            wide = torch.promote_types(own.dtype, torch.float32)  # squares of large norms have no place in 16 bits
+            total = torch.linalg.vector_norm(own, 2.0, dtype=wide).square()
             self._sharding.ranks.add(total, "the global norm of the gradients")
-            self.grad_norm = total.sqrt()
+            self.grad_norm = total.sqrt().to(own.dtype)
         return scale_of(self.grad_norm, max_norm)
 
     def keep(self, name: str, gradient: torch.Tensor, scale: torch.Tensor | None = None) -> None:
