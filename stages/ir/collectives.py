@@ -46,7 +46,7 @@ class ShardForm:
         if not elements or not _dense(shape, stride):
             return None
         row = elements // shape[0] if shape else 1
-        if shape and stride[0] == row:  # rows lie one after the other
+        if shape and (stride[0] == row or shape[0] == 1):  # rows lie one after the other
             rows = -(-shape[0] // ranks)
             return ShardForm(ranks, shape[0], row, (rows, *shape[1:]), tuple(stride))
         return ShardForm(ranks, elements, 1, (-(-elements // ranks),), (1,))

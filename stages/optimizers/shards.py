@@ -52,18 +52,33 @@ def on_shards(optimizer: torch.optim.Optimizer) -> OnShards:
         TraceError: the optimizer cannot be copied.
     """
     with quiet():
-        chosen = [parameter for _, parameter in chosen_parameters(optimizer)]
+        chosen = [parameter for _, parameter in chosen_parameters(optimizer, _order)]
         differs = _difference(optimizer, chosen, EVEN)
+        turned = next((p for p in chosen if _order(p)[:1] not in ((), (0,))), None)
+        if differs and turned is not None and not _difference(optimizer, chosen, EVEN, row_major=True):
+            differs = (
+                f"a parameter of shape {tuple(turned.shape)} lies in memory with strides {turned.stride()}, so its "
+                "shards have one dimension, and it updates those otherwise than what has more (make it contiguous)"
+            )
         return OnShards(differs, not differs and bool(_difference(optimizer, chosen, ODD)))
 
 
-def _difference(optimizer: torch.optim.Optimizer, chosen: Sequence[torch.Tensor], shapes: dict[int, Any]) -> str:
+def _order(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return the dimensions in the order of memory; those of one element keep their places."""
+    cut = [d for d, size in enumerate(tensor.shape) if size > 1]
+    outermost = iter(sorted(cut, key=lambda d: -tensor.stride(d)))
+    return tuple(next(outermost) if d in cut else d for d in range(tensor.dim()))
+
+
+def _difference(
+    optimizer: torch.optim.Optimizer,
+    chosen: Sequence[torch.Tensor],
+    shapes: dict[int, Any],
+    *,
+    row_major: bool = False,
+) -> str:
     """Return the first thing that differs; "" where nothing does."""
-    wholes = []
-    for parameter in chosen:
-        dimensions = min(parameter.dim(), MANY)
-        shape = (*shapes[dimensions], *(1 for _ in range(parameter.dim() - dimensions)))
-        wholes.append(torch.empty(shape, dtype=parameter.dtype, device=real_device(parameter)))
+    wholes = [_stand_in(parameter, shapes, row_major) for parameter in chosen]
     forms = [_form(whole) for whole in wholes]
     whole = _Steps(optimizer, chosen, [_drawn(w, i) for i, w in enumerate(wholes)])
     ranks = [
@@ -83,9 +98,18 @@ def _difference(optimizer: torch.optim.Optimizer, chosen: Sequence[torch.Tensor]
         where = ".".join(p.removeprefix(".") for p in path)
         if any(path not in part for part in parts):
             return f"its states for shards are others ({where})"
-        if not _same(leaf, [part[path] for part in parts]):
+        if not _same(leaf, [part[path] for part in parts], wholes):
             return f"{where} depends on all of a tensor"
     return ""
+
+
+def _stand_in(parameter: torch.Tensor, shapes: dict[int, Any], row_major: bool) -> torch.Tensor:
+    """Return a tensor of one of the shapes, whose elements lie in the order of the parameter's, or in that of rows."""
+    dimensions = min(parameter.dim(), MANY)
+    shape = (*shapes[dimensions], *(1 for _ in range(parameter.dim() - dimensions)))
+    order = tuple(range(parameter.dim())) if row_major else _order(parameter)
+    lies = torch.empty([shape[d] for d in order], dtype=parameter.dtype, device=real_device(parameter))
+    return lies.permute([order.index(d) for d in range(parameter.dim())])
 
 
 def _form(whole: torch.Tensor) -> ShardForm:
@@ -96,7 +120,7 @@ def _form(whole: torch.Tensor) -> ShardForm:
 
 def _drawn(like: torch.Tensor, number: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(SEED + number)
-    return torch.randn(like.shape, generator=generator, device="cpu").to(like.device, like.dtype)
+    return torch.empty_like(like).copy_(torch.randn(like.shape, generator=generator, device="cpu"))
 
 
 def cut(form: ShardForm, rank: int, whole: torch.Tensor) -> torch.Tensor:
@@ -109,13 +133,23 @@ def cut(form: ShardForm, rank: int, whole: torch.Tensor) -> torch.Tensor:
     return shard.as_strided(form.shape, form.stride)
 
 
-def _same(whole: Any, parts: Sequence[Any]) -> bool:
-    """Say whether the parts are those of the whole, or all equal to it where nothing was cut."""
+def _same(whole: Any, parts: Sequence[Any], parameters: Sequence[torch.Tensor]) -> bool:
+    """Say whether the parts are those of the whole, or all equal to it where nothing was cut.
+
+    Args:
+        whole: a parameter, or what an optimizer keeps.
+        parts: the same of each rank.
+        parameters: those that were cut.
+    """
     if not isinstance(whole, torch.Tensor) or all(part.shape == whole.shape for part in parts):
         return all(same_leaf(whole, part) for part in parts)
-    flat = torch.cat([part.reshape(-1) for part in parts])
-    elements = math.prod(whole.shape)
-    return flat.numel() >= elements and same_bits(flat[:elements], whole.reshape(-1))
+    flat, elements = torch.cat([part.reshape(-1) for part in parts]), math.prod(whole.shape)
+    if flat.numel() < elements:
+        return False
+    if all(part.dim() == whole.dim() for part in parts):
+        return same_bits(flat[:elements], whole.reshape(-1))
+    orders = {_order(p) for p in parameters if p.shape == whole.shape}  # parts are in the order of memory
+    return any(same_bits(flat[:elements], whole.permute(order).reshape(-1)) for order in orders)
 
 
 class _Steps:

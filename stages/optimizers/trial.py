@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,8 +120,13 @@ def _difference(together: _Run, apart: _Run) -> str:
     return ""
 
 
-def chosen_parameters(optimizer: torch.optim.Optimizer) -> list[tuple[int, torch.Tensor]]:
-    """Choose a few parameters with the positions of their groups: two of each form, in two groups of each kind."""
+def chosen_parameters(
+    optimizer: torch.optim.Optimizer, also: Callable[[torch.Tensor], Hashable] | None = None
+) -> list[tuple[int, torch.Tensor]]:
+    """Choose a few parameters with the positions of their groups: two of each form, in two groups of each kind.
+
+    Forms differ in number of dimensions, type and device, and in what `also` returns.
+    """
     kinds: dict[str, int] = defaultdict(int)
     found: list[tuple[int, torch.Tensor]] = []
     for index, group in enumerate(optimizer.param_groups):
@@ -134,7 +139,8 @@ def chosen_parameters(optimizer: torch.optim.Optimizer) -> list[tuple[int, torch
             continue
         forms: dict[tuple[Any, ...], list[torch.Tensor]] = defaultdict(list)
         for parameter in sorted(trained, key=lambda p: p.numel()):
-            forms[parameter.ndim, parameter.dtype, parameter.device].append(parameter)
+            more = also(parameter) if also is not None else None
+            forms[parameter.ndim, parameter.dtype, parameter.device, more].append(parameter)
         found += [(index, p) for alike in forms.values() for p in alike[:ALIKE]]
     if not found:
         raise TraceError(f"The optimizer {type(optimizer).__name__} holds no parameter that requires a gradient.")
