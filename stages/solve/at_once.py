@@ -53,9 +53,15 @@ def same_rows(
             state=state,
             wanted_on_disk=state.on_disk,
         )
-    else:
-        executed = [Execution(row.node, row.step) for row in rows if row.action == "compute"]
-        proposal = Proposal(method=method, steps=program.steps(executed), decision=decision)
+        return _solved(trace, nodes, proposal, program, request)
+    if any(row.node >= 0 and row.action != "compute" for row in rows):
+        proposal = Proposal(method=method, steps=[Step.of(row) for row in rows], decision=decision)
+        found = _solved(trace, nodes, proposal, program, request)
+        if found is not None:
+            return found
+    # Collectives in their places, where the plan starts them: they are hidden again as the budget allows.
+    executed = [Execution(row.node, row.step) for row in rows if row.node >= 0]
+    proposal = Proposal(method=method, steps=program.steps(executed), decision=decision)
     return _solved(trace, nodes, proposal, program, request)
 
 

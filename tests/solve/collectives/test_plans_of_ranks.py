@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from stowage.flows.planning.job import Planning, StepToPlan
 from stowage.flows.planning.step import plan_costed
 from stowage.stages.ir.collectives import GATHER, SCATTER
 from stowage.stages.simulate.plan import Outcome, replay_plan
-from stowage.stages.solve import PlanRequest
+from stowage.stages.solve import PlanRequest, same_rows
 from stowage.stages.solve.collectives.overlap import overlap
 from stowage.stages.solve.collectives.policies import ShardingPolicies, gathered_again, gradients_whole
 from stowage.stages.solve.program.chain import Chain, Execution
@@ -124,6 +125,21 @@ def test_a_small_budget_gathers_weights_again(costed: Costed, stores: Path) -> N
     assert len(runs) > len(gathers)
     assert plan.source.count("run.gather(") == len(runs)
     assert plan.source.count("run.gathered(") == len(runs)
+
+
+@pytest.mark.parametrize("percent", [80, 60])
+def test_the_rows_of_a_plan_are_taken_for_another_size(costed: Costed, stores: Path, percent: int) -> None:
+    """Also where its collectives run beside computing, and are no rows that compute."""
+    plan = plan_costed(costed, f"{percent}%", Planning(stores=stores, effort=QUICK))
+    assert any(r.action == "gather" for r in plan.rows)
+    assert not plan.slots
+    budget = plan.summary.device_budget_bytes
+    found = same_rows(plan.trace, plan.nodes, plan.rows, plan.slots, plan.summary.method, PlanRequest(budget))
+    assert found is not None
+    assert found.summary.device_peak_bytes <= budget
+    assert Counter(r.node for r in found.rows if r.node >= 0) == Counter(r.node for r in plan.rows if r.node >= 0)
+    assert any(r.action == "gather" for r in found.rows)
+    assert found.summary.step_time_s <= plan.summary.step_time_s * (1 + 1e-9)
 
 
 def test_the_lower_bound_counts_collectives_beside_computing(costed: Costed, stores: Path) -> None:
