@@ -56,17 +56,20 @@ class Bench:
             for name, stand_in in stand_ins.items():
                 stand_in.grad = forms[name].empty(device).normal_()
             of = {id(self._parameters[name]): p for name, p in stand_ins.items()}
-            kinds = (True, False) if has_states(self._optimizer) else (False,)
-            for states in kinds:
-                work = _Step(twin_of(self._optimizer, of, states=states), list(stand_ins.values()), device, clipped)
-                if states == kinds[-1]:
-                    break
+
+            def made(*, states: bool) -> _Step:
+                copied = twin_of(self._optimizer, of, states=states)
+                return _Step(copied, list(stand_ins.values()), device, clipped)
+
+            if has_states(self._optimizer):
                 try:
+                    work = made(states=True)
                     work()
                 except Exception:  # the states may be offloaded, and cannot be copied then
-                    continue
-                break
-        return work
+                    pass
+                else:
+                    return work
+            return made(states=False)
 
 
 class _Step:

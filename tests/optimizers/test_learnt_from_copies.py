@@ -14,7 +14,10 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimize
 
 from stowage.stages.ir.errors import TraceError
 from stowage.stages.optimizers import StateForm, habits_of, kept_states, on_shards, tensors_in
+from stowage.stages.optimizers.bench import Bench
 from stowage.stages.optimizers.content import leaves_of, same_leaf, snapshot
+from stowage.stages.optimizers.quiet import quiet
+from stowage.stages.runtime.offload.offloaded_tensor import OffloadedTensor, leave
 from tests.optimizers.kinds import ALONE, JOINT, Make, Noisy, ScheduleFree
 
 TORCH: dict[str, Make] = {
@@ -163,3 +166,18 @@ def test_parameters_without_content_are_tried_as_those_with(kind: str) -> None:
     optimizers = [TORCH[kind](model) for model in (empty, small_model())]
     assert habits_of(optimizers[0]) == habits_of(optimizers[1])
     assert on_shards(optimizers[0]) == on_shards(optimizers[1])
+
+
+def test_updates_are_made_where_states_are_offloaded() -> None:
+    """A fresh copy steps then, and the states stay where they are."""
+    parameter = nn.Parameter(torch.ones(6, 4))
+    optimizer = torch.optim.AdamW([parameter])
+    parameter.sum().backward()
+    optimizer.step()
+    moment = optimizer.state[parameter]["exp_avg"]
+    leave(moment, "weight::exp_avg")
+    form = StateForm((6, 4), (4, 1), torch.float32)
+    with quiet():
+        Bench(optimizer, {"weight": parameter}).update({"weight": form}, "cpu", clipped=True)()
+    assert optimizer.state[parameter]["exp_avg"] is moment
+    assert isinstance(moment, OffloadedTensor)
