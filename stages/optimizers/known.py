@@ -64,6 +64,10 @@ class KnownOptimizer:
             found.update({name: rule for p in group["params"] for name in names.get(id(p), ())})
         return found
 
+    def has_states_of(self, parameter: torch.Tensor) -> bool:
+        """Say whether the optimizer keeps anything for this parameter yet."""
+        return any(bool(o.state.get(parameter)) for o in inner_optimizers(self.optimizer))
+
     def code(self) -> str:
         """Return a hash of the source of classes that are not PyTorch's own: when it changes, so may the cost."""
         files = {inspect.getfile(kind) for o in inner_optimizers(self.optimizer) for kind in _bases(type(o))}

@@ -27,12 +27,16 @@ class GroupSignature(NamedTuple):
 
 
 class OptimizerSignature(NamedTuple):
-    """An optimizer's class, groups, number of step hooks, and whether its `step` has been replaced on the object."""
+    """An optimizer's class, groups, number of step hooks, and whether its `step` has been replaced on the object.
+
+    `resting` has the parameters that it has states of though they require no gradients: these states take memory too.
+    """
 
     kind: str
     groups: tuple[GroupSignature, ...]
     hooks: int
     replaced: bool
+    resting: frozenset[int]
 
     def differences(self, other: OptimizerSignature, names: Mapping[int, str]) -> list[str]:
         """List how `other` (the optimizer now) departs from this one (when it was planned); empty when equal."""
@@ -45,6 +49,11 @@ class OptimizerSignature(NamedTuple):
             found.append(f"the optimizer has {len(other.groups)} groups; the step was planned with {len(self.groups)}.")
         if self.hooks != other.hooks:
             found.append(f"the optimizer has {other.hooks} step hooks; the step was planned with {self.hooks}.")
+        for member in self.resting ^ other.resting:
+            name = names.get(member, "a parameter outside of the model")
+            found.append(
+                f"{name} requires no gradient, and its states are {'gone' if member in self.resting else 'new'}."
+            )
         before, now = ({m: i for i, g in enumerate(s.groups) for m in g.members} for s in (self, other))
         for member in before.keys() | now.keys():
             if before.get(member) != now.get(member):
@@ -77,7 +86,14 @@ def signature_of(optimizer: torch.optim.Optimizer, own: frozenset[str] = frozens
     hooks = 0
     for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
         hooks += len(vars(optimizer).get(name, ()))
-    return OptimizerSignature(type(optimizer).__qualname__, tuple(groups), hooks, own_step(optimizer))
+    return OptimizerSignature(
+        type(optimizer).__qualname__, tuple(groups), hooks, own_step(optimizer), _resting(optimizer)
+    )
+
+
+def _resting(optimizer: torch.optim.Optimizer) -> frozenset[int]:
+    # It goes through the states, since looking them up by parameter takes many times longer.
+    return frozenset([id(p) for p in optimizer.state if isinstance(p, torch.Tensor) and not p.requires_grad])
 
 
 def _kind(value: Any) -> Any:

@@ -104,14 +104,17 @@ def kept_states(
     if has_states(optimizer):
         tries = [(True, all_or_few, True), (False, few, True), *tries]
     with quiet():
+        problem: Exception
         for fake, chosen, states in tries:
             try:
                 mode: Any = FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext()
                 return _learn(
                     optimizer, parameters, forms, chosen, habits.steps, device, mode, states, bool(habits.joint)
                 )
-            except TraceError:
-                raise
+            except TraceError as error:
+                if not states:
+                    raise
+                problem = error  # the states may be offloaded, and cannot be copied then
             except Exception as error:  # it reads values of tensors, or needs the states that it has
                 problem = error
     raise TraceError(

@@ -248,25 +248,37 @@ def _known(
     optimizer: KnownOptimizer | None,
     parameters: Mapping[str, torch.Tensor],
     values: Mapping[str, Value],
+    trained: frozenset[str],
     ending: _Ending,
 ) -> _Known:
-    """Learn what the optimizer keeps for parameters that have gradients, and give each of its states a storage."""
+    """Learn what the optimizer keeps for its parameters, and give each of its states a storage.
+
+    States of parameters that have no gradient here count too: other steps of the model train these, or have done so.
+    """
     if optimizer is None:
         return _Known({}, {}, False, "")
     check_optimizer(optimizer.optimizer)
     rules = optimizer.rules(parameters)
-    trained = {name: parameters[name] for name in values if name in rules}
-    if not trained:
+    held = [name for name in values if name in rules]
+    counted = [name for name in held if name in trained] + [
+        name for name in held if name not in trained and _has_states(optimizer, parameters[name])
+    ]
+    if not counted:
         return _Known(rules, {}, False, "")
-    forms = {n: StateForm(values[n].shape, values[n].stride, getattr(torch, values[n].dtype)) for n in trained}
+    forms = {n: StateForm(values[n].shape, values[n].stride, getattr(torch, values[n].dtype)) for n in counted}
     device = next(iter(parameters.values())).device
-    kept = optimizer.kept(trained, forms, device)
+    kept = optimizer.kept({name: parameters[name] for name in counted}, forms, device)
     states = {
         name: [ending.storage(s.nbytes, "state", state_name(name, s.key, s.path)) for s in kept.of[name]]
-        for name in trained
+        for name in counted
     }
     states[""] = [ending.storage(s.nbytes, "state", state_name("", s.key, s.path)) for s in kept.shared]
     return _Known(rules, states, bool(optimizer.habits.joint), optimizer.code())
+
+
+def _has_states(optimizer: KnownOptimizer, parameter: torch.Tensor) -> bool:
+    """Say whether the optimizer has states of a parameter that has no gradient in this step, or may come to."""
+    return parameter.requires_grad or optimizer.has_states_of(parameter)
 
 
 def append_updates(
@@ -299,7 +311,7 @@ def append_updates(
 
     # In the order of the model's parameters: the norm of all norms is a sum, whose rounding depends on it.
     names = [name for name in by_source if name in fresh or name in micro_batch.waiting]
-    known = _known(optimizer, parameters, {name: by_source[name] for name in names}, ending)
+    known = _known(optimizer, parameters, by_source, frozenset(names), ending)
     if micro_batch.ranks > 1:
         _check_ranks(parameters, known.rules if updating else None, names)
     whole = whole or by_source
