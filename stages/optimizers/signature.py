@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from stowage.stages.optimizers.single import own_step
-from stowage.stages.optimizers.trial import NOT_STRUCTURE
+from stowage.stages.optimizers.trial import NOT_STRUCTURE, tensor_rate
 
 _FREE = frozenset((int, float))
 
@@ -81,7 +81,7 @@ def signature_of(optimizer: torch.optim.Optimizer, own: frozenset[str] = frozens
     left_out = NOT_STRUCTURE | own
     for group in optimizer.param_groups:
         members = tuple(map(id, group["params"]))
-        settings = tuple([(k, _kind(v)) for k, v in group.items() if k not in left_out])
+        settings = tuple([(k, _kind(v)) for k, v in group.items() if k not in left_out or tensor_rate(k, v)])
         groups.append(GroupSignature(members, settings))
     hooks = 0
     for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):

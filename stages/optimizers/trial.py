@@ -19,7 +19,7 @@ from stowage.stages.optimizers.single import bare_step, own_step, step_alone
 from stowage.stages.optimizers.twin import has_states, inner_optimizers, twin_of
 
 NOT_STRUCTURE = frozenset({"lr", "initial_lr", "params", "param_names"})
-"""Settings that change neither the states nor the cost of an update."""
+"""Settings that change neither the states nor the cost of an update, unless the rate is a tensor."""
 
 SCALES = (1.0, 1e-4, 1e4, 1.0, 1e2, 1.0, 1e-2, 1.0)
 """The scale of the gradients of each step: norms less and greater than any limit that an optimizer may have."""
@@ -53,8 +53,13 @@ class Habits:
 
 def rule_settings(group: Mapping[str, Any], own: frozenset[str]) -> str:
     """Return what steers the update in a parameter group, as JSON that is the same in every process."""
-    settings = {k: v for k, v in group.items() if k not in NOT_STRUCTURE and k not in own}
+    settings = {k: v for k, v in group.items() if k not in own and (k not in NOT_STRUCTURE or tensor_rate(k, v))}
     return json.dumps(settings, sort_keys=True, default=described)
+
+
+def tensor_rate(key: str, value: Any) -> bool:
+    """Say whether this entry of a group is a learning rate in a tensor: what is computed from it takes memory too."""
+    return key == "lr" and isinstance(value, torch.Tensor)
 
 
 def described(item: Any) -> str:

@@ -192,13 +192,15 @@ class Program:
         """Return the tensors besides the model's that are in memory between iterations.
 
         They are constants, tensors outside of the model that the step reads and their gradients, what it has left in
-        the user's objects, and memory that reloads have taken.
+        the user's objects, the latest norm of all gradients, and memory that reloads have taken.
         """
         outside = list(self._outside.values())
         gradients = [t.grad for t in outside if t.is_leaf and t.grad is not None]
         in_flight = self.offloading.in_flight() if self.offloading else []
         left = [tensor for tensor in (taken() for taken in self._taken) if tensor is not None]
         left += self.elsewhere()
+        if self.grad_norm is not None:
+            left.append(self.grad_norm)
         return [*self._constants.values(), *outside, *gradients, *in_flight, *left]
 
     def replace_constants(self, constants: Mapping[str, torch.Tensor]) -> None:

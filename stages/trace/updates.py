@@ -166,6 +166,8 @@ class _Ending:
         dtype = like.dtype if len({self.values[n].dtype for n in norms}) == 1 else "float32"
         storage = self.storage(_itemsize(like), "temporary", "clip scale")
         value = self.value(like, storage, "scale", dtype=dtype, call=len(self.calls))
+        # The program keeps the norm for its user, and that of the iteration before until this one has ended.
+        self.storage(2 * _itemsize(self.values[value]), "outside", "global norms of the gradients")
         signature = f"{CLIP}|{len(norms)}|{dtype}"
         self.call(CLIP, clip_arguments(norms, max_norm), tuple(norms), "", returns=(value,), signature=signature)
         return value
