@@ -14,6 +14,7 @@ from stowage.flows.planning.planned import Planned
 from stowage.stages.device.tiers import Tier
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.executors.base import MakeExecutor
+from stowage.stages.runtime.executors.sharded import ShardedDevice
 from stowage.stages.runtime.executors.single import SingleDevice
 from stowage.stages.runtime.offload.contents import Contents
 from stowage.stages.runtime.offload.offloading import Offloading
@@ -67,6 +68,11 @@ class Binding:
         if self._late is not None and trains:
             self._late.load(self._executor.open(plan), planned.slots)
         return self._executor.bind(plan, outside, trains=trains)
+
+    def undo(self) -> None:
+        """Give ranks their parameters back whole, where these are dealt out; all ranks call this together."""
+        if isinstance(self._executor, ShardedDevice):
+            self._executor.undo()
 
     def take_over(self, other: Binding) -> None:
         """Take over what another binding of the same model has offloaded."""

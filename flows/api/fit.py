@@ -27,7 +27,7 @@ from stowage.flows.api.steps import MOST, NewShapes, Say, Steps
 from stowage.flows.api.training_step import TrainingStep
 from stowage.flows.api.update_rate import with_own_updates, with_shares_of_ranks
 from stowage.flows.planning.effort import QUICK, Effort, stores_folder, target_device
-from stowage.stages.ir.errors import ParameterError
+from stowage.stages.ir.errors import ParameterError, StowageError
 from stowage.stages.ir.lossy import Lossy
 from stowage.stages.optimizers import KnownOptimizer
 from stowage.stages.runtime.executors.base import MakeExecutor
@@ -300,9 +300,13 @@ def fit(
                 "the running statistics of batch normalisation; call model.train() before fit for the usual."
             )
         others = [resize(batch, form) for form in forms] if resize is not None else list(forms)
-        if others:
-            step.programs.find_ahead([batch, *others])
-        step.prepare_cycle(batch)
+        try:
+            if others:
+                step.programs.find_ahead([batch, *others])
+            step.prepare_cycle(batch)
+        except StowageError:  # all ranks have it
+            step.programs.binding.undo()
+            raise
         return step
 
 

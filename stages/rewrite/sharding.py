@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from stowage.stages.ir.collectives import GATHER, ShardForm, collective_signature
@@ -64,6 +64,7 @@ def shard_parameters(
     ranks: int,
     *,
     bucket_bytes: int = BUCKET_BYTES,
+    outside: Collection[str] = (),
 ) -> ShardedTables:
     """Rewrite forward and backward.
 
@@ -73,11 +74,12 @@ def shard_parameters(
         calls: forward and backward, no updates.
         ranks: number of ranks.
         bucket_bytes: weights of one block are gathered together until they have so many bytes.
+        outside: names of parameters that are no part of the model: each rank has them whole.
 
     Raises:
         ParameterError: the step changes a parameter in place, or a parameter has no dense memory of its own.
     """
-    sharding = _Sharding(list(storages), list(values), ranks)
+    sharding = _Sharding(list(storages), list(values), ranks, outside)
     calls = sharding.rehome(calls)
     return sharding.tables(calls, bucket_bytes)
 
@@ -85,11 +87,11 @@ def shard_parameters(
 class _Sharding:
     """Rewrites the tables of one step."""
 
-    def __init__(self, storages: list[Storage], values: list[Value], ranks: int) -> None:
+    def __init__(self, storages: list[Storage], values: list[Value], ranks: int, outside: Collection[str]) -> None:
         self.storages = storages
         self.values = values
         self.ranks = ranks
-        self.base = _bases(storages, values)
+        self.base = _bases(storages, values, outside)
         self.forms = {s: self._form(s, v) for s, v in self.base.items()}
         self.names = {v.name for v in values}
         self.uses: list[_Use] = []
@@ -264,12 +266,13 @@ class _Sharding:
         return ShardedTables(self.storages, values, calls, self.forms)
 
 
-def _bases(storages: Iterable[Storage], values: Sequence[Value]) -> dict[int, int]:
-    """Return the value of each parameter, by its storage."""
+def _bases(storages: Iterable[Storage], values: Sequence[Value], outside: Collection[str]) -> dict[int, int]:
+    """Return the value of each of the model's parameters, by its storage."""
     found: dict[int, int] = {}
+    apart = {f"parameter:{name}" for name in outside}
     parameters = {s.storage for s in storages if s.role == "parameter"}
     for value in values:
-        if value.call < 0 and value.storage in parameters and 0 not in value.shape:
+        if value.call < 0 and value.storage in parameters and 0 not in value.shape and value.source not in apart:
             found.setdefault(value.storage, value.value)
     return found
 

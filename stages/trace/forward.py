@@ -149,7 +149,9 @@ def forward_tables(
 
 def _sharded(recorded: RecordedForward, ranks: int) -> RecordedForward:
     """Return a forward whose parameters are shards, which it gathers."""
-    found = shard_parameters(list(recorded.storages), list(recorded.values), list(recorded.calls), ranks)
+    found = shard_parameters(
+        list(recorded.storages), list(recorded.values), list(recorded.calls), ranks, outside=recorded.outside
+    )
     for output in recorded.outputs:
         storage = found.values[output].storage
         if storage in found.forms:

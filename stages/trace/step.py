@@ -218,12 +218,19 @@ def with_updates(
     micro_batch, whole, units = micro_batch or MicroBatch(), None, list[Unit]()
     if micro_batch.ranks > 1:
         whole = {v.source.removeprefix("parameter:"): v for v in values if v.source.startswith("parameter:")}
-        sharded = shard_parameters(storages, values, calls, micro_batch.ranks, bucket_bytes=micro_batch.bucket_bytes)
+        sharded = shard_parameters(
+            storages,
+            values,
+            calls,
+            micro_batch.ranks,
+            bucket_bytes=micro_batch.bucket_bytes,
+            outside=recorded.outside,
+        )
         storages, values, calls = sharded.storages, sharded.values, sharded.calls
         units = units_of(recorded, micro_batch.units) if micro_batch.units is not None else []
     known = KnownOptimizer(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     optimizer_label = append_updates(
-        storages, values, calls, recorded.gradients, known, named, micro_batch, whole, units
+        storages, values, calls, recorded.gradients, known, named, micro_batch, whole, units, recorded.outside
     )
     parameters = list(named.values())
     device = next((p.device.type for p in parameters), "cpu")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -293,11 +293,12 @@ def append_updates(
     micro_batch: MicroBatch,
     whole: Mapping[str, Value] | None = None,
     units: Sequence[Unit] = (),
+    outside: Collection[str] = (),
 ) -> str:
     """Append what happens to gradients, and the storages of optimizer states; return a label for people.
 
     `whole` has the forms of parameters before they were sharded, which their gradients have until they are scattered.
-    Ranks exchange the gradients of each of the `units` by itself.
+    Ranks exchange the gradients of each of the `units` by itself. Parameters named `outside` are no part of the model.
 
     A parameter with a gradient that the optimizer does not hold keeps its gradient, as with `optimizer=None`.
 
@@ -315,7 +316,7 @@ def append_updates(
     names = [name for name in by_source if name in fresh or name in micro_batch.waiting]
     known = _known(optimizer, parameters, by_source, frozenset(names), ending)
     if micro_batch.ranks > 1:
-        _check_ranks(parameters, known.rules if updating else None, names)
+        _check_ranks(parameters, known.rules if updating else None, names, outside)
     whole = whole or by_source
     waiting = {name: ending.waiting(name, whole[name]) for name in names if name in micro_batch.waiting}
     for name, gradient in fresh.items():
@@ -347,10 +348,19 @@ def append_updates(
 
 
 def _check_ranks(
-    parameters: Mapping[str, torch.Tensor], rules: Mapping[str, UpdateRule] | None, names: list[str]
+    parameters: Mapping[str, torch.Tensor],
+    rules: Mapping[str, UpdateRule] | None,
+    names: list[str],
+    outside: Collection[str],
 ) -> None:
     """Raise `TraceError` for what ranks with shards of parameters cannot do with gradients."""
     for name in names:
+        if name in outside:
+            raise TraceError(
+                f"Parameter '{name}' of shape {tuple(parameters[name].shape)} gets a gradient and is no part of the "
+                "model, and ranks share out and average what belongs to the model alone: make its module a part of "
+                "the model, call requires_grad_(False) on it, or train without group."
+            )
         if getattr(parameters[name], "_post_accumulate_grad_hooks", None):
             raise TraceError(
                 f"Parameter '{name}' has a hook of register_post_accumulate_grad_hook, and no rank has its whole mean "

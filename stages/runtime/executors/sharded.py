@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 
 import torch
 from torch import nn
 
 from stowage.stages.device.tiers import Tier
+from stowage.stages.ir.errors import RankError
 from stowage.stages.runtime.executors.base import ExecutablePlan
 from stowage.stages.runtime.executors.single import SingleDevice
 from stowage.stages.runtime.offload.contents import Contents
 from stowage.stages.runtime.program import Program
+from stowage.stages.runtime.sharding.agreement import agree, together
 from stowage.stages.runtime.sharding.contents import ShardedContents
 from stowage.stages.runtime.sharding.iteration import ShardedIteration
 from stowage.stages.runtime.sharding.sharding import Sharding
@@ -42,7 +44,25 @@ class ShardedDevice(SingleDevice):
     def bind(
         self, plan: ExecutablePlan, outside: Mapping[str, torch.Tensor] | None = None, *, trains: bool = True
     ) -> Program:
-        """Make a program of a plan; see `Executor`."""
+        """Make a program of a plan; see `Executor`. Where the first one cannot be bound, parameters are whole again."""
+        if self._sharding.sharded:
+            return self._bind(plan, outside, trains)
+        try:
+            return together(self._sharding.ranks, lambda: self._bind(plan, outside, trains))
+        except Exception:
+            self.undo()
+            raise
+
+    def undo(self) -> None:
+        """Make parameters and states whole again, if all ranks do; they all call this together."""
+        if not self._sharding.sharded:
+            return
+        with suppress(RankError):  # ranks that have lost each other, or do something else, cannot
+            agree(self._sharding.ranks, {"work": "to give parameters back whole"})
+            with self._sharding.inside(), super().lend(None):
+                self._sharding.undo()
+
+    def _bind(self, plan: ExecutablePlan, outside: Mapping[str, torch.Tensor] | None, trains: bool) -> Program:
         self._sharding.shard()
         with self._sharding.inside():
             program = super().bind(plan, outside, trains=trains)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from stowage.stages.ir.errors import OffloadedError
 
@@ -50,15 +51,25 @@ class _BeforeTaking(_Hook):
             )
 
 
-def guard_module(module: nn.Module, first_offloaded: FirstOffloaded, where: str = "offloaded") -> None:
-    """Let `state_dict` of the module and of its parts refuse from now on if `first_offloaded` names something."""
-    for part in module.modules():
-        part.register_state_dict_pre_hook(_BeforeGiving(first_offloaded, where))  # type: ignore[no-untyped-call]
+def guard_module(module: nn.Module, first_offloaded: FirstOffloaded, where: str = "offloaded") -> list[RemovableHandle]:
+    """Let `state_dict` of the module and of its parts refuse from now on if `first_offloaded` names something.
+
+    Returns:
+        What takes the guards away again.
+    """
+    guard = _BeforeGiving(first_offloaded, where)
+    return [part.register_state_dict_pre_hook(guard) for part in module.modules()]  # type: ignore[no-untyped-call]
 
 
 def guard_optimizer(
     optimizer: torch.optim.Optimizer, first_offloaded: FirstOffloaded, where: str = "offloaded"
-) -> None:
-    """Let the optimizer's `state_dict` and `load_state_dict` refuse if `first_offloaded` names something."""
-    optimizer.register_state_dict_pre_hook(_BeforeGiving(first_offloaded, where))
-    optimizer.register_load_state_dict_pre_hook(_BeforeTaking(first_offloaded, where))
+) -> list[RemovableHandle]:
+    """Let the optimizer's `state_dict` and `load_state_dict` refuse if `first_offloaded` names something.
+
+    Returns:
+        What takes the guards away again.
+    """
+    return [
+        optimizer.register_state_dict_pre_hook(_BeforeGiving(first_offloaded, where)),
+        optimizer.register_load_state_dict_pre_hook(_BeforeTaking(first_offloaded, where)),
+    ]

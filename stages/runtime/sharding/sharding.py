@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from stowage.stages.ir.collectives import ShardForm
 from stowage.stages.ir.errors import ParameterError
@@ -48,32 +49,40 @@ class Sharding:
         self._optimizer = optimizer
         self._parameters = dict(model.named_parameters())
         for name, parameter in self._parameters.items():
-            if parameter.grad is not None:
-                raise ParameterError(f"Parameter '{name}' has a gradient: set it to None before its model is sharded.")
-        for name, parameter in self._parameters.items():
-            for key, state in self._states_of(parameter).items():
-                if tuple(state.shape) == tuple(parameter.shape) and state.stride() != parameter.stride():
-                    raise ParameterError(
-                        f"The optimizer's state '{key}' of parameter '{name}' lies otherwise in memory than the "
-                        "parameter, so that shards of both would not belong together: pass an optimizer that has not "
-                        "stepped yet."
-                    )
+            self._check(name, parameter)
         self.forms: dict[str, ShardForm] = {}
         self._whole: dict[str, torch.Tensor] = {}
         for name, parameter in self._parameters.items():
-            form = ShardForm.of(parameter.shape, parameter.stride(), ranks.count)
-            if form is not None:
-                self.forms[name] = form
-                self._whole[name] = torch.empty_strided(
-                    parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta"
-                )
+            self._learn(name, parameter)
         self.gradients: dict[str, torch.Tensor] = {}
         self.under_way = UnderWay()
         self._sharded = False
         self._shards: dict[str, torch.Tensor] = {}
         self._stand_ins = StandIns()
+        self._guards: list[RemovableHandle] = []
         self._depth = 0
         self._raw = False
+
+    def _check(self, name: str, parameter: nn.Parameter) -> None:
+        """Refuse a parameter that cannot be cut together with its gradient and states."""
+        if parameter.grad is not None:
+            raise ParameterError(f"Parameter '{name}' has a gradient: set it to None before its model is sharded.")
+        for key, state in self._states_of(parameter).items():
+            if tuple(state.shape) == tuple(parameter.shape) and state.stride() != parameter.stride():
+                raise ParameterError(
+                    f"The optimizer's state '{key}' of parameter '{name}' lies otherwise in memory than the "
+                    "parameter, so that shards of both would not belong together: pass an optimizer that has not "
+                    "stepped yet."
+                )
+
+    def _learn(self, name: str, parameter: nn.Parameter) -> None:
+        """Learn how a parameter is cut."""
+        form = ShardForm.of(parameter.shape, parameter.stride(), self.ranks.count)
+        if form is not None:
+            self.forms[name] = form
+            self._whole[name] = torch.empty_strided(
+                parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta"
+            )
 
     @property
     def sharded(self) -> bool:
@@ -95,17 +104,55 @@ class Sharding:
         for name, buffer in self._model.named_buffers():
             self.ranks.broadcast(buffer, f"buffer '{name}' of rank 0")
         for name, parameter in self._parameters.items():
-            held = parameter.detach()
-            self._cut_states(name, parameter)
-            self.ranks.broadcast(held, f"parameter '{name}' of rank 0")
-            if name in self.forms:
-                self._shards[name] = self.cut(name, held)
+            self._share(name, parameter)
+            if name in self._shards:
                 parameter.data = self._stand_in(name)
                 leave(parameter, name, DEALT_OUT)
         self._sharded = True
-        guard_module(self._model, self._first_cut, DEALT_OUT)
+        self._guard()
+
+    def _share(self, name: str, parameter: nn.Parameter) -> None:
+        """Take rank 0's content of a parameter and its states, and keep a shard of each."""
+        held = parameter.detach()
+        self._cut_states(name, parameter)
+        self.ranks.broadcast(held, f"parameter '{name}' of rank 0")
+        if name in self.forms:
+            self._shards[name] = self.cut(name, held)
+
+    def _guard(self) -> None:
+        """Let `state_dict` of model and optimizer refuse, of all parts that the model has now."""
+        for guard in self._guards:
+            guard.remove()
+        self._guards = guard_module(self._model, self._first_cut, DEALT_OUT)
         if self._optimizer is not None:
-            guard_optimizer(self._optimizer, self._first_cut_state, DEALT_OUT)
+            self._guards += guard_optimizer(self._optimizer, self._first_cut_state, DEALT_OUT)
+
+    def undo(self) -> None:
+        """Make parameters and states whole again, for good; all ranks call this inside, with shards in memory."""
+        for name in list(self._shards):
+            self._give_back(name)
+        for name in list(self.gradients):
+            self._parameters[name].grad = self.gradients.pop(name)
+        for guard in self._guards:
+            guard.remove()
+        self._guards = []
+        self._sharded = False
+
+    def _give_back(self, name: str) -> None:
+        """Make one parameter and its states whole again."""
+        parameter = self._parameters[name]
+        for key, state in self._states_of(parameter).items():
+            if tuple(state.shape) == self.forms[name].shape:
+                assert self._optimizer is not None
+                self._optimizer.state[parameter][key] = self._own(name, state)
+        parameter.data = self._own(name, parameter.detach())
+        del self._shards[name]
+
+    def _own(self, name: str, shard: torch.Tensor) -> torch.Tensor:
+        """Return a whole tensor without the padding at the end of what is gathered."""
+        like = self._whole[name]
+        own = torch.empty_strided(like.shape, like.stride(), dtype=shard.dtype, device=shard.device)
+        return own.copy_(self.whole(name, shard))
 
     def _states_of(self, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
         """Return the tensors that the optimizer keeps of a parameter."""
