@@ -69,6 +69,11 @@ class Binding:
             self._late.load(self._executor.open(plan), planned.slots)
         return self._executor.bind(plan, outside, trains=trains)
 
+    def changes(self) -> dict[str, str]:
+        """Return what ranks compare before they bind: which parameters the model has lost or got since."""
+        found = self._executor.changes() if isinstance(self._executor, ShardedDevice) else ""
+        return {"change of the model": found} if found else {}
+
     def undo(self) -> None:
         """Give ranks their parameters back whole, where these are dealt out; all ranks call this together."""
         if isinstance(self._executor, ShardedDevice):

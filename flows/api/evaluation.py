@@ -241,7 +241,8 @@ class Evaluations:
     def _find(self, batch: Any, forward: Forward, resting: Resting) -> _Known:
         with heard(self._planner.ranks):
             key = (forward, batch_signature(batch), model_signature(self._model))
-            known = self._known.find(lambda known: known.serves(key, resting))
+            stands = not self._binding.changes()
+            known = self._known.find(lambda known: stands and known.serves(key, resting))
         self._planner.agree(
             {
                 "batch to evaluate": form_of(key[1]),
@@ -278,7 +279,7 @@ class Evaluations:
             except Infeasible as error:
                 raise error.about("evaluation", form_of(form)) from None
         digest = planned.digest() if self._planner.ranks is not None else ""
-        self._planner.agree({"plan of an evaluation": digest})
+        self._planner.agree({"plan of an evaluation": digest, **self._binding.changes()})
         program = together(self._planner.ranks, lambda: self._binding.bind(planned, recorded.outside, trains=False))
         self._say(planned_text(planned.summary, time.perf_counter() - began, reason))
         return _Known(key, resting, planned, program, recorded, digest)

@@ -230,8 +230,11 @@ class Programs:
 
     def _find(self, key: Key, batch: Any, micro_batch: MicroBatch, *, ahead: bool = False) -> Program:
         optimizer = self._groups()
+        stands = not self.binding.changes()  # a parameter in the place of another is none that ranks have cut
         known = self.known.find(
-            lambda known: known.micro_batch == micro_batch and known.key is key and known.optimizer == optimizer
+            lambda known: (
+                stands and (known.micro_batch, known.optimizer) == (micro_batch, optimizer) and known.key is key
+            )
         )
         if self._planner.ranks is not None:  # one process describes nothing
             self._planner.agree(
@@ -276,7 +279,7 @@ class Programs:
         recorded, planned = self._planned(key, batch, micro_batch, reason, ahead=ahead)
         if self._planner.ranks is not None:
             made = self._made[id(key), micro_batch] = planned.digest()
-            self._planner.agree({"plan": made})  # parameters are dealt out as it is bound
+            self._planner.agree({"plan": made, **self.binding.changes()})  # parameters are dealt out as it is bound
         program = together(self._planner.ranks, lambda: self.binding.bind(planned, recorded.outside))
         took_s = time.perf_counter() - began + self._recording.untold_s
         self._say(planned_text(planned.summary, took_s, reason, self._recording.traced_s))

@@ -46,12 +46,24 @@ class ShardedDevice(SingleDevice):
     ) -> Program:
         """Make a program of a plan; see `Executor`. Where the first one cannot be bound, parameters are whole again."""
         if self._sharding.sharded:
+            self._follow_model()
             return self._bind(plan, outside, trains)
         try:
             return together(self._sharding.ranks, lambda: self._bind(plan, outside, trains))
         except Exception:
             self.undo()
             raise
+
+    def changes(self) -> str:
+        """Return which parameters the next plan that is bound gives back or cuts, as text; ranks compare it before."""
+        gone, new = self._sharding.changes()
+        return "; ".join(f"{kind} {', '.join(names)}" for kind, names in (("without", gone), ("with", new)) if names)
+
+    def _follow_model(self) -> None:
+        gone, new = self._sharding.changes()
+        if gone or new:
+            with self._sharding.inside(), super().lend(None):
+                self._sharding.follow_model()
 
     def undo(self) -> None:
         """Make parameters and states whole again, if all ranks do; they all call this together."""

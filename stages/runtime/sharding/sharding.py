@@ -22,6 +22,7 @@ from stowage.stages.runtime.sharding.failures import listed
 from stowage.stages.runtime.sharding.memory import alone_with, memory_of, release, users_of
 from stowage.stages.runtime.sharding.ranks import Ranks
 from stowage.stages.runtime.sharding.under_way import UnderWay
+from stowage.stages.structure.tree import ModuleTree
 
 DEALT_OUT = "dealt out to ranks"
 
@@ -46,8 +47,9 @@ class Sharding:
         """
         self.ranks = ranks
         self._model = model
+        self._tree = ModuleTree(model)
         self._optimizer = optimizer
-        self._parameters = dict(model.named_parameters())
+        self._parameters = self._now()
         for name, parameter in self._parameters.items():
             self._check(name, parameter)
         self.forms: dict[str, ShardForm] = {}
@@ -62,6 +64,11 @@ class Sharding:
         self._guards: list[RemovableHandle] = []
         self._depth = 0
         self._raw = False
+
+    def _now(self) -> dict[str, nn.Parameter]:
+        """Return the parameters that the model has now."""
+        self._tree.look()
+        return dict(self._tree.parameters)
 
     def _check(self, name: str, parameter: nn.Parameter) -> None:
         """Refuse a parameter that cannot be cut together with its gradient and states."""
@@ -91,7 +98,11 @@ class Sharding:
 
     def layouts(self) -> dict[str, torch.Tensor]:
         """Return whole parameters on the meta device, once the real ones hold shards."""
-        return dict(self._whole) if self._sharded else {}
+        if not self._sharded:
+            return {}
+        names = {id(p): name for name, p in self._parameters.items() if name in self._whole}
+        known = {name: names[id(p)] for name, p in self._now().items() if id(p) in names}
+        return {name: self._whole[before] for name, before in known.items()}
 
     def whole_layout(self, name: str) -> torch.Tensor:
         """Return the layout of one whole parameter, as a tensor on the meta device."""
@@ -126,6 +137,39 @@ class Sharding:
         self._guards = guard_module(self._model, self._first_cut, DEALT_OUT)
         if self._optimizer is not None:
             self._guards += guard_optimizer(self._optimizer, self._first_cut_state, DEALT_OUT)
+
+    def changes(self) -> tuple[list[str], list[str]]:
+        """Return the names of parameters that the model has lost since they were cut, and of those that are new."""
+        now = self._now() if self._sharded else self._parameters
+        gone = [name for name, parameter in self._parameters.items() if now.get(name) is not parameter]
+        return gone, [name for name, parameter in now.items() if self._parameters.get(name) is not parameter]
+
+    def follow_model(self) -> None:
+        """Give back whole what the model has lost, and cut what is new; all ranks call this inside, shards in memory.
+
+        Raises:
+            ParameterError: a new parameter has a gradient, or a state of the optimizer lies otherwise than it.
+        """
+        now = self._now()
+        gone, new = self.changes()
+        lost = {id(self._parameters[name]) for name in gone}
+        for name in new:
+            if id(now[name]) not in lost:  # one that has another name now has been cut before
+                self._check(name, now[name])
+        for name in gone:
+            if name in self._shards:
+                self._give_back(name)
+            if name in self.gradients:
+                self._parameters[name].grad = self.gradients.pop(name)
+            self.forms.pop(name, None)
+            self._whole.pop(name, None)
+        self._parameters = now
+        for name in new:
+            self._learn(name, now[name])
+            self._share(name, now[name])
+            if name in self._shards:
+                now[name].data = self._shards[name]
+        self._guard()
 
     def undo(self) -> None:
         """Make parameters and states whole again, for good; all ranks call this inside, with shards in memory."""
