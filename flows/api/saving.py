@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from torch import nn
 
 from stowage.stages.ir.errors import ParameterError, PlanMismatchError
 from stowage.stages.runtime.offload.contents import Contents
+from stowage.stages.runtime.offload.state_dicts import unguarded
 from stowage.stages.train.checkpoint import MODEL
 from stowage.stages.train.restore import open_file
 
@@ -79,18 +82,9 @@ def save_pretrained(folder: Path, contents: Contents) -> None:
     """
     model: Any = contents.model
     if hasattr(model, "peft_config"):
-        state: dict[str, torch.Tensor] = {}
-        for name, tensor in model.state_dict(keep_vars=True).items():
-            if tensor.requires_grad:
-
-                def keep(content: torch.Tensor, name: str = name) -> None:
-                    state[name] = content.clone()
-
-                contents.lend(tensor, keep)
-            else:
-                state[name] = tensor.detach()
-        if contents.writes:
-            model.save_pretrained(folder, state_dict=state)
+        with unguarded():  # peft calls `state_dict` of parts of the model for the names in it
+            chosen = contents.together(lambda: _of_adapters(model))
+            contents.together(lambda: _write_adapters(folder, contents, chosen))
         return
     if not hasattr(model, "config") or not hasattr(model, "save_pretrained"):
         raise ParameterError(f"{type(model).__name__} has no save_pretrained: use save_model.")
@@ -103,6 +97,39 @@ def save_pretrained(folder: Path, contents: Contents) -> None:
 
     contents.together(configure)
     save_model(folder / "model.safetensors", contents)
+
+
+def _of_adapters(model: Any) -> set[int]:
+    """Return the identities of the tensors that peft would write of its adapters, such as those of embeddings."""
+    from peft import get_peft_model_state_dict
+
+    state = model.state_dict(keep_vars=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what there is to say is said when they are written
+        picked = [get_peft_model_state_dict(model, state_dict=state, adapter_name=name) for name in model.peft_config]
+    return {id(tensor) for adapter in picked for tensor in adapter.values()}
+
+
+def _write_adapters(folder: Path, contents: Contents, chosen: set[int]) -> None:
+    """Let peft write its adapters, with the contents of the chosen tensors in the host's memory."""
+    model: Any = contents.model
+    state = dict(model.state_dict(keep_vars=True))
+    waiting = {name: tensor for name, tensor in state.items() if id(tensor) in chosen}
+    state.update({name: t.detach() for name, t in state.items() if isinstance(t, torch.Tensor) and name not in waiting})
+
+    def keep(name: str, content: torch.Tensor) -> None:
+        if contents.writes:
+            state[name] = content.detach().to("cpu", copy=True)
+
+    try:
+        while waiting:
+            name = next(iter(waiting))
+            contents.lend(waiting.pop(name), partial(keep, name))
+        if contents.writes:
+            model.save_pretrained(folder, state_dict=state)
+    finally:  # also where one has no room: the other ranks go on
+        for tensor in waiting.values():
+            contents.lend(tensor, lambda content: None)
 
 
 def save_optimizer_for_torch(path: Path, contents: Contents) -> None:
