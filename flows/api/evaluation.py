@@ -28,7 +28,7 @@ from stowage.stages.partition.forward import forward_nodes
 from stowage.stages.profile import CostStore, Similar, estimated_costs, profile_trace, times_are_known
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.program import forget_source
-from stowage.stages.runtime.sharding.agreement import NO_HINTS, heard, together
+from stowage.stages.runtime.sharding.agreement import CALL, NO_HINTS, heard, together
 from stowage.stages.runtime.sharding.ranks import Ranks
 from stowage.stages.solve import LowerTier
 from stowage.stages.solve.evaluation import solve_forward
@@ -245,6 +245,7 @@ class Evaluations:
             known = self._known.find(lambda known: stands and known.serves(key, resting))
         self._planner.agree(
             {
+                CALL: "step.evaluate",
                 "batch to evaluate": form_of(key[1]),
                 "tensor in the batch to evaluate": tensors_text(key[1]),
                 "plan of an evaluation": known.digest if known is not None else "none yet",

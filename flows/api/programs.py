@@ -33,7 +33,7 @@ from stowage.stages.rewrite import rewritten
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.runtime.program import forget_source
-from stowage.stages.runtime.sharding.agreement import NO_HINTS, heard, together
+from stowage.stages.runtime.sharding.agreement import CALL, NO_HINTS, heard, together
 from stowage.stages.sensitivity import StepTensors, gradient_error
 from stowage.stages.structure.generators import forked_generators
 from stowage.stages.trace import MicroBatch, Outside, Recorded, with_outside, with_updates
@@ -239,6 +239,7 @@ class Programs:
         if self._planner.ranks is not None:  # one process describes nothing
             self._planner.agree(
                 {
+                    CALL: "step(batch)",
                     "batch": form_of(key[0]),
                     "tensor in the batch": tensors_text(key[0]),
                     "place in the update": place_text(micro_batch),

@@ -10,7 +10,7 @@ from torch import nn
 
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.optimizers import on_shards, optimizer_text
-from stowage.stages.runtime.sharding.agreement import agree
+from stowage.stages.runtime.sharding.agreement import CALL, agree
 from stowage.stages.runtime.sharding.ranks import Ranks
 from stowage.stages.trace.checks import check_optimizer
 from stowage.version import __version__
@@ -31,7 +31,8 @@ def run_together(
         ParameterError: the optimizer cannot update shards, or there is none.
         RankError: a rank was given something else.
     """
-    agree(ranks, {**facts_of(model, optimizer), **{name: repr(value) for name, value in settings.items()}})
+    given = {name: repr(value) for name, value in settings.items()}
+    agree(ranks, {CALL: "fit", **facts_of(model, optimizer), **given})
     if settings.get("check") == "gradients":
         raise ParameterError(
             "check='gradients' compares with a whole iteration of one process: with group choose 'powers', 'always' or "

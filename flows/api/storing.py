@@ -31,8 +31,8 @@ class Storing(ABC):
     frozen: FrozenSteps | None
 
     @abstractmethod
-    def contents(self) -> Contents:
-        """Return access to the tensors wherever they are, one at a time."""
+    def contents(self, call: str = "contents") -> Contents:
+        """Return access to the tensors wherever they are, one at a time; `call` is what it is for."""
 
     def _refuse_waiting(self) -> None:
         if self.optimizer is None:  # gradients are the user's own
@@ -59,7 +59,7 @@ class Storing(ABC):
         self._refuse_waiting()
         with current(self._device()):
             state = self.frozen.state_dict() if self.frozen is not None else None
-            checkpoint.save_checkpoint(Path(path), "", 0, self.contents(), scheduler, [], state)
+            checkpoint.save_checkpoint(Path(path), "", 0, self.contents("save"), scheduler, [], state)
 
     def load(self, path: str | Path, scheduler: Any = None) -> None:
         """Continue from what `save` wrote: the numbers that follow are those of a run that was not interrupted.
@@ -71,26 +71,26 @@ class Storing(ABC):
         """
         with current(self._device()):
             load = self.frozen.load_state_dict if self.frozen is not None else None
-            found = restore.load_checkpoint(Path(path), "", self.contents(), scheduler, restore.HINT, load)
+            found = restore.load_checkpoint(Path(path), "", self.contents("load"), scheduler, restore.HINT, load)
         if found is None:
             raise ParameterError(f"There is no checkpoint at {path}.")
 
     def save_model(self, path: str | Path) -> None:
         """Write weights and persistent buffers as `state_dict` names them; `safetensors.torch.load_model` reads it."""
-        saving.save_model(Path(path), self.contents())
+        saving.save_model(Path(path), self.contents("save_model"))
 
     def load_model(self, path: str | Path) -> None:
         """Replace weights and persistent buffers by those of a safetensors file."""
-        saving.load_model(Path(path), self.contents())
+        saving.load_model(Path(path), self.contents("load_model"))
 
     def save_optimizer(self, path: str | Path) -> None:
         """Write the optimizer's `state_dict` as safetensors; `load_optimizer` reads it."""
-        checkpoint.save_optimizer(Path(path), self.contents())
+        checkpoint.save_optimizer(Path(path), self.contents("save_optimizer"))
 
     def load_optimizer(self, path: str | Path) -> None:
         """Replace the optimizer's groups and states by those of a file."""
-        restore.load_optimizer(Path(path), self.contents())
+        restore.load_optimizer(Path(path), self.contents("load_optimizer"))
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write what `model.save_pretrained(folder)` of a `transformers` or `peft` model writes."""
-        saving.save_pretrained(Path(folder), self.contents())
+        saving.save_pretrained(Path(folder), self.contents("save_pretrained"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,7 +36,7 @@ from stowage.stages.runtime import Program
 from stowage.stages.runtime.observe.measure import Measurement, measure_program
 from stowage.stages.runtime.observe.tracing import trace_iteration
 from stowage.stages.runtime.offload.contents import Contents
-from stowage.stages.runtime.sharding.agreement import heard
+from stowage.stages.runtime.sharding.agreement import CALL, NO_HINTS, agree, heard
 from stowage.stages.trace.forward import Forward
 from stowage.stages.workload.calls import call_model, compute_loss
 
@@ -205,9 +205,19 @@ class TrainingStep(Storing):
 
         Args:
             names: names of parameters and states (`parameter::state`); by default all.
+
+        Raises:
+            RankError: another rank calls something else, or names others.
         """
-        with self.programs.binding.lend(names):
+        chosen = None if names is None else list(names)
+        self._begin("on_device", {} if chosen is None else {"list of names": ", ".join(chosen)})
+        with self.programs.binding.lend(chosen):
             yield self.model
+
+    def _begin(self, call: str, facts: Mapping[str, str] = NO_HINTS) -> None:
+        """Hear that all ranks call this method of the step, before anything is exchanged."""
+        if self._ranks is not None:
+            agree(self._ranks, {CALL: f"step.{call}", **facts})
 
     def take_over(self, other: TrainingStep) -> None:
         """Take over what another step of the same model has offloaded and chosen, before anything is planned."""
@@ -216,8 +226,15 @@ class TrainingStep(Storing):
         if self.frozen is not None and chosen is not None:
             self.frozen.load_state_dict(chosen)
 
-    def contents(self) -> Contents:
-        """Return access to the tensors wherever they are, one at a time, after placing them as the plan has them."""
+    def contents(self, call: str = "contents") -> Contents:
+        """Return access to the tensors wherever they are, one at a time, after placing them as the plan has them.
+
+        Ranks that hold shards do this together; `call` names for errors what they do it for.
+
+        Raises:
+            RankError: another rank calls something else.
+        """
+        self._begin(call)
         if self.programs.latest:
             program = self.programs.latest.program
             with program.around():

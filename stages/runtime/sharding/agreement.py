@@ -24,6 +24,9 @@ SHOWN = 100
 BEFORE = 20
 """Characters before the first difference that are shown too."""
 
+CALL = "call"
+"""The fact of what a rank has been called for, as code."""
+
 FAILURE = "failure"
 """The fact of a rank that has failed: its error, as text."""
 
@@ -128,6 +131,12 @@ def difference(found: Sequence[Mapping[str, str]], hints: Sequence[Mapping[str, 
         other = next((rank for rank, value in enumerate(values) if value != usual), None)
         if other is not None:
             own, theirs = _shown(values[other], usual)
+            if name == CALL:
+                one, most = (facts.get(CALL, "something else") for facts in (found[other], found[values.index(usual)]))
+                return (
+                    f"Rank {other} calls {one} while rank {values.index(usual)} calls {most}: let all ranks call the "
+                    "same in the same order, also where one of them writes for all."
+                )
             because = f" ({hints[other][name]})" if hints and name in hints[other] else ""
             return (
                 f"Rank {other} has another {name} than rank {values.index(usual)}: {own}{because}, not {theirs}; give "
