@@ -66,7 +66,7 @@ def on_shards(optimizer: torch.optim.Optimizer) -> OnShards:
 def _order(tensor: torch.Tensor) -> tuple[int, ...]:
     """Return the dimensions in the order of memory; those of one element keep their places."""
     cut = [d for d, size in enumerate(tensor.shape) if size > 1]
-    outermost = iter(sorted(cut, key=lambda d: -tensor.stride(d)))
+    outermost = iter(sorted(cut, key=lambda d: -tensor.stride()[d]))
     return tuple(next(outermost) if d in cut else d for d in range(tensor.dim()))
 
 
