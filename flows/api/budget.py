@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
 
 from stowage.stages.ir.errors import ParameterError
+from stowage.stages.runtime.sharding.agreement import together
+from stowage.stages.runtime.sharding.ranks import Ranks
 from stowage.stages.settings.budgets import check_budget
 from stowage.stages.settings.sizes import resolve_budget
 from stowage.stages.solve import AutoBudget, Sought, auto_budget, free_ram
@@ -78,19 +81,45 @@ class RunBudget:
         return self.sought and eager_peak_bytes > self._largest_bytes
 
 
-def free_for(model: nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device) -> AutoBudget:
+def free_for(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device, ranks: Ranks | None = None
+) -> AutoBudget:
     """Return what is free on a device for training a model, which may be there already, less a reserve.
+
+    Ranks, which all call this together, divide what is free among those that share the memory, and all get the least.
 
     Raises:
         ParameterError: nothing is free, or the free memory is unknown.
+        RankError: so it is for another rank.
     """
-    owned = _owned_bytes(model, optimizer, device)
+    if ranks is None:
+        return auto_budget(_free(device), _owned_bytes(model, optimizer, device))
+    places = ranks.all(_memory_of(device), "where ranks have their memory")  # all have their models by now
+    sharing = places.count(places[ranks.rank])
+
+    def own() -> AutoBudget:
+        free = _free(device)
+        where = f"{free.where} for each of the {sharing} ranks there" if sharing > 1 else free.where
+        return auto_budget(Free(free.nbytes // sharing, where), _owned_bytes(model, optimizer, device))
+
+    found = ranks.all(together(ranks, own), "what is free for each rank")
+    return min(found, key=lambda budget: budget.nbytes)
+
+
+def _memory_of(device: torch.device) -> tuple[str, str]:
+    """Return the name of the memory that a device computes in: of a CPU that of its host."""
+    own = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else device.type
+    return socket.gethostname(), own
+
+
+def _free(device: torch.device) -> Free:
+    """Return what is free on a device."""
     if device.type != "cuda":
-        return auto_budget(free_ram(), owned)
+        return free_ram()
     free, _ = torch.cuda.mem_get_info(device)
     # PyTorch's allocator caches memory that no tensor uses.
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return auto_budget(Free(free + cached, torch.cuda.get_device_name(device)), owned)
+    return Free(free + cached, torch.cuda.get_device_name(device))
 
 
 def _owned_bytes(model: nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device) -> int:

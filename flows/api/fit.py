@@ -105,7 +105,7 @@ def _make_step(
     planner = Planner(
         model,
         known,
-        RunBudget(choices.device_budget, lambda: free_for(model, optimizer, device)),
+        RunBudget(choices.device_budget, lambda: free_for(model, optimizer, device, ranks)),
         method=choices.method,
         stores=stores,
         effort=QUICK if choices.quick else Effort(),
@@ -207,7 +207,8 @@ def fit(
         device_budget: device bytes of the whole iteration (parameters, gradients, optimizer states, activations,
             buffers, inputs, workspace): `900MiB`, `1.5GiB`, bytes, or `50%` of the predicted peak of plain PyTorch on
             the largest batch that was given or seen: it grows when a larger one comes. `auto` is what is free on the
-            device, or in RAM within the limits of control groups, less a reserve that the plan states. `smallest` is
+            device, or in RAM within the limits of control groups, less a reserve that the plan states; ranks that share
+            a memory divide it. `smallest` is
             the least memory for which there is a plan, `+5%` the least with which a step takes at most 5% longer than
             with everything kept; both are searched for on the first batch, and grow too.
         loss: `loss(outputs, batch)`; by default `outputs.loss`. With accumulation divide it yourself, as in plain

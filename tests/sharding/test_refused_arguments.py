@@ -13,9 +13,13 @@ import torch.distributed as dist
 from torch import nn
 
 from stowage import fit, shard
-from stowage.stages.ir.errors import ParameterError, StowageError
+from stowage.flows.api import budget
+from stowage.stages.ir.errors import MIB, ParameterError, StowageError
 from stowage.stages.ir.parallel import GroupChoice
+from stowage.stages.solve.free import LEAST_RESERVE_BYTES, Free
 from tests.sharding.processes import on_ranks
+
+FREE = 8 << 30
 
 
 def _mean(outputs: torch.Tensor, _batch: Any) -> torch.Tensor:
@@ -131,6 +135,25 @@ def test_gradients_that_sharding_drops_are_named(fit_stores: Path) -> None:
         assert "arameter '0.weight' has a gradient" in said["fit"]
         expected = ["The gradient of parameter '0.weight' and of 3 more is dropped, as its"] if said["rank"] else []
         assert [text.split(" parameter is a shard now")[0] for text in said["shard"]] == expected
+
+
+def _budget_of_what_is_free(stores: Path) -> tuple[int, str]:
+    model, batch = _made()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    free = Free(FREE - dist.get_rank() * MIB, "this machine")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(budget, "free_ram", lambda: free)
+        given: dict[str, Any] = {"loss": _mean, "group": dist.group.WORLD, "cache_dir": stores, "quick": True}
+        step = fit(model, batch, optimizer, device_budget="auto", **given)
+    return step.plan.device_budget_bytes, str(vars(step.plan))
+
+
+def test_ranks_divide_the_memory_that_they_share(fit_stores: Path) -> None:
+    (first, said), (second, _) = on_ranks(2, _budget_of_what_is_free, fit_stores)
+    least = (FREE - MIB) // 2 - LEAST_RESERVE_BYTES
+    assert first == second
+    assert least <= first < least + MIB // 2, "the least of all ranks"
+    assert "for each of the 2 ranks there" in said
 
 
 def _fitted_before(stores: Path) -> list[str]:
