@@ -47,6 +47,9 @@ _ASKS_FORM = {aten.size.default, aten.stride.default, aten.storage_offset.defaul
 _HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _MACHINERY = (_HERE, _TORCH + "_", _TORCH + os.path.join("utils", ""))
+_EXCHANGING = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
+"""Namespaces of operators that all ranks have to call together, and planning runs them on one."""
+
 _RECURRENT = str(torch.nn.modules.rnn.__file__)
 """The file of the recurrent layers.
 
@@ -258,6 +261,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         if not isinstance(func, OpOverload):
             return func(*args, **kwargs)
+        if func.namespace in _EXCHANGING:
+            raise TraceError(
+                f"{self._place()} exchanges tensors with other ranks ({func}), which a planned step does not do: do it "
+                "before the step, and pass what comes of it in the batch, or train in plain PyTorch."
+            )
         args = _asking_for_what_is_made_anyway(func, args)
         flat, structure = pytree.tree_flatten((args, kwargs))
         if any(isinstance(item, torch.device) and _is_numbered_cpu(item) for item in flat):
