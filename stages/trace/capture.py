@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from stowage.stages.trace.recording.nested import nested_as_padded
 from stowage.stages.trace.recording.packing import packing_as_in_eager
 from stowage.stages.trace.recording.readings import Readings
 from stowage.stages.trace.recording.record import LEFT, Recorder
+from stowage.stages.trace.recording.seeding import nothing_seeded
 from stowage.stages.trace.recording.values import WithoutValues
 from stowage.stages.workload.autocast import without_autocast
 from stowage.stages.workload.values_looked_at import NO_PADDING, ONE_SEQUENCE, looked_at
@@ -110,9 +112,8 @@ def capture(
     given = {**parameters, **dict(model.named_buffers())}
     inputs = leaves(batch)
     mode = _fake_mode([*given.values(), *(tensor for _, tensor in inputs)])
-    recorder = Recorder(
-        mode, marker.where, lambda func, tensor: readings.answer(func, tensor, marker), place=lambda: here(marker)
-    )
+    place = partial(here, marker)
+    recorder = Recorder(mode, marker.where, lambda func, tensor: readings.answer(func, tensor, marker), place=place)
     for name, parameter in parameters.items():
         recorder.know(parameter, "parameter", name, (layouts or {}).get(name))
     for name, buffer in model.named_buffers():
@@ -134,6 +135,7 @@ def capture(
                 stack.enter_context(nested_as_padded())
             stack.enter_context(packing_as_in_eager(recorder))
             stack.enter_context(kernels_by_content())
+            stack.enter_context(nothing_seeded(place, recorder.draws))
             stack.enter_context(_autocast_cache())
             stack.enter_context(mode)
             stack.enter_context(recorder)

@@ -19,6 +19,9 @@ _WRAPPERS = {
     "DataParallel": "is wrapped in DataParallel: pass the inner module (`.module`)",
     "FullyShardedDataParallel": "is wrapped in FullyShardedDataParallel: pass the module before sharding it",
     "FSDPModule": "is sharded with fully_shard: pass the module before sharding it",
+    "ScriptModule": "is a program of torch.jit.script: pass the module before scripting it",
+    "TracedModule": "is a program of torch.jit.trace: pass the module before tracing it",
+    "TopLevelTracedModule": "is a program of torch.jit.trace: pass the module before tracing it",
 }
 
 

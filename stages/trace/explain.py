@@ -29,6 +29,14 @@ _FIXED = {
     "_ctc_loss": "its kernel sizes its tables by the longest target; sum up the paths with torch.logsumexp instead",
 }
 """Operator -> what the user can do instead."""
+_CODE_THAT_READS = {
+    f"distributions{os.sep}": "make the distribution with validate_args=False",
+    os.path.join("nn", "modules", "batchnorm"): "give it a momentum, such as momentum=0.1, instead of None, with which "
+    "it reads its count of batches",
+    f"ao{os.sep}": "train without observers of ranges, and quantize with torch.fake_quantize_per_tensor_affine, whose "
+    "scale and zero point are numbers that you choose",
+}
+"""Part of PyTorch that reads values -> what the user can do instead."""
 _LOOK_ELSEWHERE = "so its control flow depends on data and cannot be planned"
 
 
@@ -60,11 +68,9 @@ def here(marker: Marker) -> str:
 
 
 def _reads(place: str, func: Any, frames: Iterable[traceback.FrameSummary]) -> TraceError:
-    files = {f.filename for f in frames}
-    if any(f"{os.sep}distributions{os.sep}" in f and f.startswith(_TORCH) for f in files):
-        remedy = "make the distribution with validate_args=False"
-    else:
-        remedy = "compute the value before the step and pass it in the batch"
+    files = {f.filename.removeprefix(_TORCH) for f in frames if f.filename.startswith(_TORCH)}
+    remedies = (remedy for part, remedy in _CODE_THAT_READS.items() if any(file.startswith(part) for file in files))
+    remedy = next(remedies, "compute the value before the step and pass it in the batch")
     return TraceError(f"{place} reads a tensor's value during the step ({func}), {_LOOK_ELSEWHERE}: {remedy}.")
 
 

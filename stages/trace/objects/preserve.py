@@ -187,7 +187,7 @@ class Snapshot:
             if item.is_leaf:
                 self._gradients.append((item, item.grad))
                 yield from (item._backward_hooks or {}).values()
-            if not is_of(item, FakeTensor):
+            if not is_of(item, FakeTensor) and item.layout is torch.strided:  # others have no memory of their own
                 self._contents.append((item, item.detach()))
                 if item.is_leaf:
                     self._leaves.add(id(item))

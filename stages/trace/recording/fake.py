@@ -65,10 +65,10 @@ class TrueKernels:
     def _corrected(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         outputs = [t for t in flat_results(result) if isinstance(t, torch.Tensor)]
-        if not tensors or not outputs or not all(map(_plain, [*tensors, *outputs])):
+        if not outputs or not all(map(_plain, [*tensors, *outputs])):
             return result
         true: Outputs | None = None
-        tells = any(t.numel() for t in outputs)
+        tells = bool(tensors) and any(t.numel() for t in outputs)
         if tells and (_may_differ(func) or (_is_view(func) and any(1 in t.shape for t in outputs))):
             start = tensors[0].storage_offset() if _is_view(func) else 0
             key = (func, _key(args), _key(list(kwargs.items())), tensors[0].device.type, start)

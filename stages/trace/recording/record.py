@@ -61,6 +61,10 @@ not: cuDNN's operator then copies them into one, which changes no result.
 _CPU = torch.device("cpu")
 
 
+_ROLES = {"input": "batch's tensor"}
+"""Role of a source -> what users call it, if that is another word."""
+
+
 def _is_numbered_cpu(device: torch.device) -> bool:
     """Say whether this is the CPU as libraries for several processes name it, with a number.
 
@@ -116,6 +120,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             name: its name, unique among the sources.
             layout: a tensor on the meta device whose layout is used instead of the tensor's own.
         """
+        self._check_layout(tensor, f"The {_ROLES.get(role, role)} '{name}'")
         fake = self._fake(tensor if layout is None else layout, tensor.device)
         node = self.graph.create_node("placeholder", f"{role}_{len(self._kept)}")
         node.meta.update({"val": snapshot_fake(fake), SOURCE: (role, name)})
@@ -124,6 +129,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if fake is not tensor:
             self._fakes[tensor] = fake
         return fake
+
+    def draws(self) -> int:
+        """Count the random calls that were recorded so far."""
+        return sum(isinstance(n.target, OpOverload) and is_random(n.target) for n in self.graph.nodes)
 
     def room(self, like: torch.Tensor, name: str) -> torch.Tensor:
         """Add a source with memory for a tensor like this one, which exists before the program runs."""
@@ -224,6 +233,26 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with _disable_current_modes():
             return self._fake_mode.from_tensor(tensor)
 
+    def _check_layout(self, tensor: torch.Tensor, what: str) -> None:
+        """Raise `TraceError` for a tensor that is not dense."""
+        if tensor.layout is not torch.strided:
+            raise TraceError(
+                f"{what} is sparse ({str(tensor.layout).removeprefix('torch.')}), and how much memory it takes depends "
+                "on data: make it dense with to_dense(), or keep its indices and values as tensors and add up with "
+                "index_add."
+            )
+
+    def _check_results(self, out: Any) -> None:
+        """Raise `TraceError` for a call that makes a tensor that is not dense."""
+        for tensor in flat_results(out):
+            if isinstance(tensor, torch.Tensor) and tensor.layout is not torch.strided:
+                if self.where()[0] == "backward":
+                    raise TraceError(
+                        f"{self._place()} makes a sparse gradient, whose size depends on data: compute it densely, "
+                        "with sparse=False in an embedding and sparse_grad=False in a gather."
+                    )
+                self._check_layout(tensor, f"{self._place()} makes a tensor that")
+
     def _track(self, fake: torch.Tensor, node: fx.Node) -> None:
         self._nodes[fake] = node
         self._kept.append(node.meta["val"] if isinstance(node.meta["val"], torch.Tensor) else fake)
@@ -236,6 +265,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             while name in self._names:
                 name += "'"
             self._names.add(name)
+            self._check_layout(tensor, f"{self._place()} reads a tensor that")
             fake = self._fake(tensor, tensor.device)
             node = self.graph.create_node("get_attr", f"outside_{len(self.outside)}")
             role = "parameter" if tensor.requires_grad and tensor.is_leaf else "outside"
@@ -306,6 +336,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if value is None:
                 raise
             return pytree.tree_map_only(torch.Tensor, self._literal, value)
+        self._check_results(out)
         self._record(func, pytree.tree_unflatten(nodes, structure), out)
         if func._schema.is_mutable:
             originals = {id(fake): item for fake, item in zip(given, flat, strict=True) if fake is not item}
