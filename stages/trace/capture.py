@@ -21,6 +21,7 @@ from stowage.stages.trace.objects.left import Seen, move_numbers, see
 from stowage.stages.trace.objects.outside import Outside
 from stowage.stages.trace.objects.preserve import Snapshot
 from stowage.stages.trace.recording.checkpointing import without_gradient_checkpointing
+from stowage.stages.trace.recording.compiled import nothing_compiled
 from stowage.stages.trace.recording.kernels_by_content import kernels_by_content
 from stowage.stages.trace.recording.marking import Marker
 from stowage.stages.trace.recording.nested import nested_as_padded
@@ -135,6 +136,7 @@ def capture(
                 stack.enter_context(nested_as_padded())
             stack.enter_context(packing_as_in_eager(recorder))
             stack.enter_context(kernels_by_content())
+            stack.enter_context(nothing_compiled(place))
             stack.enter_context(nothing_seeded(place, recorder.draws))
             stack.enter_context(_autocast_cache())
             stack.enter_context(mode)

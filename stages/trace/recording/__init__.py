@@ -14,5 +14,6 @@
 - `kernels_by_content.py`: operators whose kernels PyTorch chooses by what tensors contain.
 - `deciders.py`: the parameters that decide whether a tensor requires gradients.
 - `checkpointing.py`: the model's own gradient checkpointing, switched off.
+- `compiled.py`: functions under `torch.compile`.
 - `seeding.py`: what seeds PyTorch's random generator, or puts it back.
 """
