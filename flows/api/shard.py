@@ -221,6 +221,11 @@ def _check(model: nn.Module, optimizer: torch.optim.Optimizer | None, names: dic
 def _check_cut(model: nn.Module, optimizer: torch.optim.Optimizer | None, mesh: DeviceMesh) -> None:
     """Refuse what `fully_shard` cannot cut, or an optimizer cannot step then."""
     for name, parameter in model.named_parameters():
+        if parameter.requires_grad and not parameter.numel():
+            raise ParameterError(
+                f"Parameter {name} of shape {tuple(parameter.shape)} has no elements, and fully_shard cannot reduce "
+                "its gradient: take it out of the model, make it a buffer, or train with fit and group."
+            )
         if not parameter.is_contiguous():
             raise ParameterError(
                 f"Parameter {name} of shape {tuple(parameter.shape)} lies in memory with strides {parameter.stride()}, "

@@ -137,6 +137,29 @@ def test_gradients_that_sharding_drops_are_named(fit_stores: Path) -> None:
         assert [text.split(" parameter is a shard now")[0] for text in said["shard"]] == expected
 
 
+class _WithNothing(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(16, 4)
+        self.nothing = nn.Parameter(torch.empty(0, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + self.nothing.sum()
+
+
+def _no_elements(stores: Path) -> tuple[str, bool]:
+    model, batch = _WithNothing(), torch.randn(8, 16)
+    given: dict[str, Any] = {"device_budget": "1GiB", "loss": _mean, "cache_dir": stores}
+    with pytest.raises(ParameterError) as refusal:
+        shard(model, batch, torch.optim.SGD(model.parameters(), lr=0.1), **given)
+    return str(refusal.value), all(type(p) is nn.Parameter for p in model.parameters())
+
+
+def test_a_parameter_without_elements(fit_stores: Path) -> None:
+    for said, plain in on_ranks(2, _no_elements, fit_stores):
+        assert said.startswith("Parameter nothing of shape (0, 3) has no elements")
+        assert plain
+
+
 def _budget_of_what_is_free(stores: Path) -> tuple[int, str]:
     model, batch = _made()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
