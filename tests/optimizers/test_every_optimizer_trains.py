@@ -49,10 +49,12 @@ def test_under_a_tight_plan(name: str, quick: Fit) -> None:
     measured = step.measure(given[0])
     assert measured.peak_bytes <= step.plan.device_budget_bytes
     assert abs(measured.peak_bytes - step.plan.device_peak_bytes) <= max(0.02 * step.plan.device_peak_bytes, MIB / 64)
-    states = sum(s.nbytes for s in step.planned.trace.storages if s.role == "state")
+    states = [s for s in step.planned.trace.storages if s.role == "state"]
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     true = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors_in(step.optimizer)}
-    assert states == sum(nbytes for pointer, nbytes in true.items() if pointer not in own)
+    missing = sum(s.nbytes for s in states) - sum(nbytes for pointer, nbytes in true.items() if pointer not in own)
+    # Those of a parameter that this step does not use count too: other steps of the model might create them.
+    assert 0 <= missing <= sum(s.nbytes for s in states if s.name.startswith("unused"))
 
 
 @pytest.mark.parametrize("name", ["global norm", "wrapper", "noise"])
