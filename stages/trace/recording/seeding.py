@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from stowage.stages.ir.errors import TraceError
 
-_TORCH = os.path.dirname(torch.__file__) + os.sep
+_TORCH = os.path.dirname(os.path.realpath(torch.__file__)) + os.sep
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))) + os.sep
 
 
